@@ -174,7 +174,7 @@ class _Lock:
     """
 
     #: Whether this process has waited for a lock in vain: it waits for no other.
-    in_vain: ClassVar[bool] = False
+    fruitless: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -212,10 +212,10 @@ class _Lock:
                     raise KernelIsLocked from None
             except OSError:
                 return False
-            if _Lock.in_vain:
+            if _Lock.fruitless:
                 return False
             if time.monotonic() >= deadline:
-                _Lock.in_vain = True
+                _Lock.fruitless = True
                 _at_present.say(WAITED_IN_VAIN)
                 return False
             time.sleep(_LOOK_EVERY_S)

@@ -83,7 +83,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.left_out = 0
+        self.skipped = 0
         self._main = threading.get_ident()
         self._counting = threading.Lock()
 
@@ -109,7 +109,7 @@ class Trace:
         """
         if len(self.events) >= MOST_EVENTS:
             with self._counting:
-                self.left_out += 1
+                self.skipped += 1
             return
         here = threading.get_ident() == self._main
         thread = row or ("main" if here else threading.current_thread().name)

@@ -13,7 +13,7 @@ from ..exchange import Exchange
 from ..optimizers import LocalStep
 from ..options import Options
 from ..parameters import Parameters
-from .left_out import LeftOut
+from .skipped import LeftOut
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -43,7 +43,7 @@ class Work:
     comm: Communicator
     group: Group
     minibatch_size: int | None = None
-    left_out: LeftOut = field(default_factory=LeftOut)
+    skipped: LeftOut = field(default_factory=LeftOut)
 
     @property
     def samples(self) -> int:
@@ -131,7 +131,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
         Local."""
         return True
 
-    def regrouped(self, state: StateT, work: Work) -> None:
+    def reconfigured(self, state: StateT, work: Work) -> None:
         """The state has been put back, on other ranks than it was of. Collective."""
 
     def replicas(self, state: StateT, work: Work) -> Mapping[str, Array]:
@@ -139,7 +139,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
         and then, where ranks wait for each other. Local, no copies."""
         return {}
 
-    def leave_out(self, state: StateT, work: Work) -> tuple[int, int]:
+    def skip(self, state: StateT, work: Work) -> tuple[int, int]:
         """Go back to where the ranks began to go by themselves, on all of them: `step` or `finish`
         has raised a `DivergedError`, of numbers that are not finite. The clock stays.
 

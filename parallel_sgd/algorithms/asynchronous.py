@@ -27,9 +27,9 @@ from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
 from .data_parallel import WARM_START
-from .left_out import KeptOptimizer
 from .period import Period
 from .ramp import Ramp
+from .skipped import KeptOptimizer
 
 
 @options
@@ -138,10 +138,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if not ranks.serves:
             for table in state.tables.values():
                 if isinstance(table, RemoteTable):
-                    table.left_out = work.left_out
+                    table.skipped = work.skipped
             flat = x.flat
             if rules.pushes_updates:
-                work.left_out.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
+                work.skipped.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
             state.base = flat.copy() if rules.pushes_updates else None
             state.residual = None if rules.lossless else x.like().flat
             if rules.pipeline or rules.pushes_updates:
@@ -193,7 +193,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         (samples, total), gradient = minibatch, work.gradient.flat
         factor, clock = self.ramp_up.factor(state.minibatches), work.samples
         if state.period_steps == 0:
-            work.left_out.keep(clock)
+            work.skipped.keep(clock)
         if self.rules.pushes_updates:
             local = work.optimizer.state
             given = local.lr_factor
@@ -295,7 +295,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.gathered_samples = state.period_samples = state.period_steps = 0
         if state.gathered is not None:
             state.gathered.fill(0)
-        work.left_out.keep(work.samples)
+        work.skipped.keep(work.samples)
         state.since, state.blocked = time.perf_counter(), client.blocked_s
 
     def _is_sound(
@@ -303,15 +303,15 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     ) -> bool:
         """Whether what is to be pushed can be. Else training ends for all, or this worker leaves
         out the period."""
-        name, left_out = "gradient" if state.base is None else "model", work.left_out
-        problem = left_out.problem(problem_with(vector, self.rules.fewest(bits), name))
+        name, skipped = "gradient" if state.base is None else "model", work.skipped
+        problem = skipped.problem(problem_with(vector, self.rules.fewest(bits), name))
         if not problem:
             return True
-        leaves_out = left_out.skips and isinstance(problem, NotFinite)
+        leaves_out = skipped.skips and isinstance(problem, NotFinite)
         ended: str | None = problem
         if leaves_out:
             begun, now = work.samples - state.period_samples, work.samples
-            ended = left_out.count(problem, *self.leave_out(state, work), begun, now)
+            ended = skipped.count(problem, *self.skip(state, work), begun, now)
         elif state.base is not None:
             work.parameters.flat[...] = state.base
         if ended:
@@ -320,16 +320,16 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             vector.fill(0)
         return False
 
-    def leave_out(self, state: DataParallelASGDState, work: Work) -> tuple[int, int]:
+    def skip(self, state: DataParallelASGDState, work: Work) -> tuple[int, int]:
         """The period of this worker alone: it is again where it began, and what was gathered is
         not pushed. (Servers take a push without samples in its place.) Rows of embedding tables
         that were pushed before stay so, but in mode "sync"."""
-        put_back = work.left_out.put_back(work.samples - state.period_samples, work.samples)
+        put_back = work.skipped.put_back(work.samples - state.period_samples, work.samples)
         if state.base is not None:
             work.parameters.flat[...] = state.base
             if not put_back:
                 work.optimizer.optimizer.reset(work.optimizer.state)
-        state.client.statistics.left_out += 1
+        state.client.statistics.skipped += 1
         return state.period_steps, state.gathered_samples
 
     def _merge_arrived(self, state: DataParallelASGDState, x: Array, update: Array) -> None:

@@ -30,9 +30,9 @@ from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
-from .left_out import KeptOptimizer
 from .outer import Averaging, Block, OuterStep
 from .period import BlockPeriod
+from .skipped import KeptOptimizer
 
 
 @dataclass(kw_only=True)
@@ -151,7 +151,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             averaging=Exchange(x, comm) if self.outer.inner_state == "average" else None,
         )
         state.start[...] = x.flat
-        work.left_out.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
+        work.skipped.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
         return state
 
     def step(self, state: LocalUpdateState, work: Work, minibatch: Minibatch) -> None:
@@ -161,7 +161,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             state.start[...], state.warm = work.parameters.flat, False
         self._require_minibatch(total, work.comm)
         if state.block_steps == 0:
-            work.left_out.keep(work.samples)
+            work.skipped.keep(work.samples)
         if self.outer.divides_by_rate:
             state.lr = cast(float, work.optimizer.mean_lr(total / ranks))
         with work.comm.trace.span("update"):
@@ -204,7 +204,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def replicated(self, state: LocalUpdateState, work: Work) -> bool:
         return state.block_samples == 0
 
-    def regrouped(self, state: LocalUpdateState, work: Work) -> None:
+    def reconfigured(self, state: LocalUpdateState, work: Work) -> None:
         own = np.array([state.own_samples], np.int64)
         state.block_samples = int(work.comm.sum_integers(own)[0])
         if state.block_samples == 0:
@@ -216,12 +216,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def replicas(self, state: LocalUpdateState, work: Work) -> Mapping[str, Array]:
         return {} if state.momentum is None else {"outer momentum": state.momentum}
 
-    def leave_out(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
+    def skip(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
         """The whole block of all ranks: `parameters` are Φ again, and the local optimizer's state
         what it was as the block began, or zeroed where a checkpoint was loaded since."""
         steps, samples, clock = state.block_steps, state.block_samples, work.samples
         state.block_samples = state.own_samples = state.block_steps = 0
-        if not work.left_out.put_back(clock - samples, clock):
+        if not work.skipped.put_back(clock - samples, clock):
             work.optimizer.optimizer.reset(work.optimizer.state)
         return steps, samples
 
@@ -245,7 +245,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         state.block_samples = state.own_samples = state.block_steps = 0
         if not overlap:
             self._outer_step(state, term, samples, state.lr, work)  # and x is Φ
-        work.left_out.keep(work.samples)
+        work.skipped.keep(work.samples)
 
     def _merge(self, state: LocalUpdateState, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
@@ -273,7 +273,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         largest = body(x).weighted_difference(x, state.start, weight, out)
         change = "model's change over the block"
         problem = problem_with_largest(largest, state.exchange.fewest_bits, change)
-        problem, comm = work.left_out.problem(problem), work.comm
+        problem, comm = work.skipped.problem(problem), work.comm
         block = {
             "steps in the block": state.block_steps,
             "samples of all ranks in the block": state.block_samples,

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
-from .liveness.failure import RankFailed, is_loss, meet_again
+from .liveness.failure import RankFailed, is_rank_failure, reconfigure_ranks
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
 if TYPE_CHECKING:
-    from .communicator import SIGN_FACTOR, SIGN_PRIME
+    from .communicator import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
     from .endpoint import Endpoint
     from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
     from .threads.communicator import simulate
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKSUM",
-    "SIGN_FACTOR",
-    "SIGN_PRIME",
+    "FINGERPRINT_FACTOR",
+    "FINGERPRINT_PRIME",
     "TIMEOUT_S",
     "WHOLE_MINIBATCH",
     "Communicator",
@@ -36,14 +36,14 @@ __all__ = [
     "Together",
     "checked_timeout",
     "default_timeout",
-    "is_loss",
-    "meet_again",
+    "is_rank_failure",
     "program_ends",
+    "reconfigure_ranks",
     "simulate",
 ]
 
 _MODULES = {
-    "communicator": ("SIGN_FACTOR", "SIGN_PRIME"),
+    "communicator": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
     "endpoint": ("Endpoint",),
     "roles": ("WHOLE_MINIBATCH", "Everybody", "Group", "Roles", "Together"),
     "threads.communicator": ("simulate",),

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
-from .liveness import finish as departures  # noqa: F401  its exit handler comes first here, and runs after the one below
+from .liveness import finish as finish_protocol  # noqa: F401  its exit handler comes first here, and runs after the one below
 from .liveness.abort import end_at_exit
-from .liveness.failure import RankFailed, is_loss
+from .liveness.failure import RankFailed, is_rank_failure
 
 Result = TypeVar("Result")
 
@@ -146,7 +146,7 @@ class InBackground(Generic[Result]):
             self._error = error
         except BaseException as error:  # raised where somebody waits for the result
             self._error = error
-            if not is_loss(error):  # of which every rank hears by itself
+            if not is_rank_failure(error):  # of which every rank hears by itself
                 _failed.add(self)
         finally:
             self._function = None  # and what it holds

@@ -23,20 +23,21 @@ Result = TypeVar("Result")
 
 PROBLEM = "raise_together"
 
-SIGN_FACTOR = 1_000_003
+FINGERPRINT_FACTOR = 1_000_003
 """Several numbers become one sign: times this, plus the next."""
 
-SIGN_PRIME = 2**24 - 3
+FINGERPRINT_PRIME = 2**24 - 3
 """Signs are sent modulo this: their squares, added up over 2**15 ranks, are still int64."""
 
 
-class InCommon(Protocol):
+class ConsistencyCheck(Protocol):
     """What all ranks must have in common as they agree: see `Communicator.agree`.
 
     Attributes:
         note: a number of this rank's, 0 or more, that the others are to hear of.
         notes: the sum of all ranks' notes, as the ranks have agreed.
-        mark: of this rank's minibatch, from 1 to below `SIGN_PRIME`; 0: it has none. Set by `sign`.
+        mark: of this rank's minibatch, from 1 to below `FINGERPRINT_PRIME`; 0: it has none. Set by
+            `sign`.
         marks_equal: whether all ranks had one and the same mark as they agreed.
     """
 
@@ -46,7 +47,7 @@ class InCommon(Protocol):
     marks_equal: bool
 
     def sign(self, steps: int) -> int:
-        """A whole number, another one where a fact is another one: see `SIGN_FACTOR`. Local.
+        """A whole number, another one where a fact is another one: see `FINGERPRINT_FACTOR`. Local.
 
         Args:
             steps: taken since the ranks have agreed, the same on all.
@@ -65,10 +66,10 @@ class Communicator(ABC):
         timeout_s: longest wait of this rank for others, in seconds.
         trace: where this rank says what its time goes into; duplicates and parts made later share
             it. Nothing is kept unless it is set to a `Trace`.
-        in_common: what `agree` compares between the ranks beside its arguments.
+        consistency: what `agree` compares between the ranks beside its arguments.
         learners: how many have been made with it.
-        survives: whether its ranks can go on where others have died, by `regroup`; then what waits
-            for others raises a `RanksLost` (`parallel-sgd run --survive`).
+        fault_tolerant: training can continue on the remaining ranks, by `reconfigure`; a wait for a
+            failed rank raises a `RanksLost` (`parallel-sgd run --survive`).
         generation: how often they have.
 
     Every method here is collective unless it says local. No wait is endless: after the
@@ -79,9 +80,9 @@ class Communicator(ABC):
     size: int
     timeout_s: float
     trace: Trace = NO_TRACE
-    in_common: InCommon | None = None
+    consistency: ConsistencyCheck | None = None
     learners: int = 0
-    survives: ClassVar[bool] = False
+    fault_tolerant: ClassVar[bool] = False
     generation: int = 0
     # `worlds` makes the first ones, of the kinds that are known above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
@@ -212,11 +213,11 @@ class Communicator(ABC):
         """
 
     def revoke(self) -> None:
-        """Ranks have died: let all others, wherever they wait, come to `regroup`. What was made of
-        this communicator is of no use any more. Local; where it `survives`."""
+        """Interrupt all ranks, wherever they wait, so that they call `reconfigure`. Communicators
+        made of this one are invalid afterwards. Local; needs `fault_tolerant`."""
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
-    def regroup(self, *, grows: bool) -> None:
+    def reconfigure(self, *, allow_join: bool) -> None:
         """Go on with the ranks that are left: `rank`, `size`, and `world_ranks` become theirs.
 
         Args:
@@ -227,7 +228,7 @@ class Communicator(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
-    def end_prologue(self) -> None:  # noqa: B027
+    def end_replay_log(self) -> None:  # noqa: B027
         """The ranks begin to train: those that join later know what was done together so far."""
 
     def become(self, other: Communicator) -> None:
@@ -239,7 +240,7 @@ class Communicator(ABC):
         self.trace = trace
 
     @property
-    def lost_ranks(self) -> Sequence[int]:
+    def failed_ranks(self) -> Sequence[int]:
         """Those of the world that are known to have died. Local."""
         return ()
 
@@ -356,7 +357,7 @@ class Communicator(ABC):
         Args:
             problem: what is wrong on this rank, in one line, or None.
             samples: of this rank.
-            alike: what must be the same on all ranks, by name, beside what they have `in_common`.
+            alike: what must be the same on all ranks, by name, beside what they have `consistency`.
             steps: that the ranks have taken since they agreed; so that what takes a while is
                 compared now and then.
         Raises:
@@ -364,12 +365,12 @@ class Communicator(ABC):
 
         Cost: one sum of seven integers.
         """
-        in_common = self.in_common if self.size > 1 else None
-        sign = in_common.sign(steps) if in_common else 0
+        consistency = self.consistency if self.size > 1 else None
+        sign = consistency.sign(steps) if consistency else 0
         for value in alike.values() if alike else ():
-            sign = sign * SIGN_FACTOR + value
-        sign %= SIGN_PRIME
-        note, mark = (in_common.note, in_common.mark) if in_common else (0, 0)
+            sign = sign * FINGERPRINT_FACTOR + value
+        sign %= FINGERPRINT_PRIME
+        note, mark = (consistency.note, consistency.mark) if consistency else (0, 0)
         problems = int(problem is not None)
         own = np.array([samples, problems, sign, sign * sign, note, mark, mark * mark], np.int64)
         self._problem = problem
@@ -382,10 +383,12 @@ class Communicator(ABC):
         if problems:
             self.raise_together(problem)
         if self.size * squares != signs * signs:  # equal only where all signs are
-            self.require_agreement({**(in_common.facts() if in_common else {}), **(alike or {})})
-        if in_common:
-            in_common.notes = notes
-            in_common.marks_equal = marks > 0 and self.size * mark_squares == marks * marks
+            self.require_agreement(
+                {**(consistency.facts() if consistency else {}), **(alike or {})}
+            )
+        if consistency:
+            consistency.notes = notes
+            consistency.marks_equal = marks > 0 and self.size * mark_squares == marks * marks
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

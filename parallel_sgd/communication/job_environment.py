@@ -247,7 +247,7 @@ def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
     return next(iter(said.values()), None)
 
 
-def survives(environ: Mapping[str, str] | None = None) -> bool:
+def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ranks shall go on where another has died: `parallel-sgd run --survive`."""
     return (os.environ if environ is None else environ).get(SURVIVE) == "1"
 

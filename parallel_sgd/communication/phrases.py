@@ -61,7 +61,7 @@ def odd_one_out(groups: Sequence[Sequence[int]]) -> str:
     )
 
 
-def left_in_vain(gone: Sequence[int], waits: str) -> str:
+def waiting_for_finished(gone: Sequence[int], waits: str) -> str:
     """That ranks have left, of which one is waited for; `waits`: who waits in what."""
     have = "has" if len(gone) == 1 else "have"
     return (

@@ -6,7 +6,7 @@ import warnings
 
 from ..errors import UserError
 from .communicator import Communicator
-from .job_environment import launched_size, launcher_name, survives
+from .job_environment import fault_tolerant, launched_size, launcher_name
 from .threads.communicator import ThreadWorld
 from .world_size import require_whole
 
@@ -31,10 +31,10 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
             stacklevel=3,
         )
         return single()
-    if survives():
-        from .elastic.ulfm import surviving_world
+    if fault_tolerant():
+        from .elastic.ulfm import ulfm_world
 
-        return surviving_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+        return ulfm_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
     return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
 
 

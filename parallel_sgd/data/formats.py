@@ -24,23 +24,23 @@ from .readers.cifar import (
     load_cifar100,
 )
 from .readers.cntk_text import CNTKSamples, load_cntk_text
-from .readers.csv_table import csv_left_out, csv_parts, has_csv_parts, is_csv, load_csv
+from .readers.csv_table import csv_parts, csv_skipped, has_csv_parts, is_csv, load_csv
 from .readers.files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
 from .readers.idx import is_idx
-from .readers.image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
+from .readers.image_folder import ImageFolder, has_image_parts, image_folders, images_skipped
 from .readers.libsvm import load_libsvm
 from .readers.parts import both_parts, named
 from .readers.tables import (
-    arrow_left_out,
     arrow_parts,
+    arrow_skipped,
     has_arrow_parts,
     has_parquet_parts,
     is_arrow,
     is_parquet,
     load_arrow,
     load_parquet,
-    parquet_left_out,
     parquet_parts,
+    parquet_skipped,
 )
 
 PathLike = str | os.PathLike[str]
@@ -64,7 +64,7 @@ class Format:
     load: Callable[..., Dataset] | None = None
     both: Callable[..., tuple[Dataset, Dataset]] | None = None
     has_both: Callable[[Path], bool] = lambda path: False
-    left_out: Callable[[Path], Sequence[Path]] = lambda path: ()
+    skipped: Callable[[Path], Sequence[Path]] = lambda path: ()
     labels: bool = False
 
 
@@ -83,15 +83,15 @@ FORMATS: dict[str, Format] = {
     "npz": Format(ends(".npz"), load_npz, npz_parts, has_npz_parts),
     "npy": Format(ends(".npy"), load_npy, labels=True),
     "idx": Format(is_idx, load_idx_pair, labels=True),
-    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts, parquet_left_out),
-    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts, arrow_left_out),
+    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts, parquet_skipped),
+    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts, arrow_skipped),
     "libsvm": Format(ends(".svm", ".libsvm", ".svmlight"), load_libsvm),
     "cntk": Format(ends(".ctf"), _cntk),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
     "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
     "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
-    "csv": Format(is_csv, load_csv, csv_parts, has_csv_parts, csv_left_out),
-    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_left_out),
+    "csv": Format(is_csv, load_csv, csv_parts, has_csv_parts, csv_skipped),
+    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_skipped),
 }
 
 
@@ -161,18 +161,18 @@ def load_train_test(
     Local.
     """
     name, place = _format_of(path, format)
-    left_out: Sequence[Path] = ()
+    skipped: Sequence[Path] = ()
     if _has_both(name, place, options):
         _require_no_labels(name, path, labels)
         both = FORMATS[name].both
         assert both is not None
         _require_options(name, both, options)
         train, test_data = both(path, **options)
-        left_out = FORMATS[name].left_out(place)
+        skipped = FORMATS[name].skipped(place)
     else:
         train, test_data = _load(name, path, labels, options).split(test, seed=seed)
     if say is not None:
-        rest = f"; left out: {', '.join(map(str, left_out))}" if left_out else ""
+        rest = f"; left out: {', '.join(map(str, skipped))}" if skipped else ""
         say(f"to train on: {train!r}; to test on: {test_data!r}{rest}")
     return train, test_data
 

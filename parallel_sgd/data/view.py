@@ -24,7 +24,7 @@ class CommunicatorView(Protocol):
     def size(self) -> int: ...
 
     @property
-    def survives(self) -> bool: ...
+    def fault_tolerant(self) -> bool: ...
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order. Collective."""
@@ -63,7 +63,7 @@ class FeedView(Protocol):
         """After a `Rewound`: go on from where the learner stands. What was given before, and is yet
         to come to a step, is not trained on."""
 
-    def announce_void(self, samples: int) -> None:
+    def announce_discarded(self, samples: int) -> None:
         """Announce something of so many samples that no step trains on."""
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from ..communication.stderr import tell
 from ..errors import UserError
 from .cleanup import remove_session
-from .supervisor import Roll
+from .supervisor import Supervisor
 
 #: Exit code of a job that outran its time, as of timeout(1).
 TIMED_OUT = 124
@@ -93,7 +93,7 @@ def run_job(
     command: Sequence[str],
     environ: Mapping[str, str],
     deadline: Deadline | None = None,
-    roll: Roll | None = None,
+    roll: Supervisor | None = None,
     signals: Signals | None = None,
     *,
     stdin: int | None = None,
@@ -131,7 +131,10 @@ def run_job(
 
 
 def _until_it_ends(
-    job: subprocess.Popen[bytes], deadline: Deadline | None, roll: Roll | None, signals: Signals
+    job: subprocess.Popen[bytes],
+    deadline: Deadline | None,
+    roll: Supervisor | None,
+    signals: Signals,
 ) -> JobEnd:
     """Wait for the end of an mpiexec, or end it; as `run_job`."""
     passed_on = 0
@@ -175,7 +178,7 @@ def _named(number: int) -> str:
     return f"{name}: nobody reads what it prints" if number == signal.SIGPIPE else name
 
 
-def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Roll | None) -> None:
+def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Supervisor | None) -> None:
     """Tell ranks that they are to leave: those on this host, and by mpiexec where there are others.
     (One that only serves could not speak for the others.)"""
     tell(f"parallel-sgd: {notice.name}: the ranks are asked to leave")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ..communication.liveness.rank_status import FAILED, LEFT, LOST, PREEMPTED
-from .supervisor import Roll
+from .supervisor import Supervisor
 
 
-class End(Enum):
+class Ending(Enum):
     """How a job may have ended."""
 
     COMPLETE = auto()  #: the program has come to its end
@@ -23,7 +23,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """
     Attributes:
         why: for what is LOST, in a few words; for what is COMPLETE, why no rank could say so.
@@ -31,13 +31,13 @@ class Verdict:
         at_start: whether it is LOST before anything was trained on.
     """
 
-    end: End
+    end: Ending
     why: str = ""
     told: bool = True
     at_start: bool = False
 
 
-def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
+def judge(code: int, roll: Supervisor, *, survive: bool) -> Outcome:
     """How a job has ended.
 
     Args:
@@ -48,37 +48,37 @@ def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
     said, killed = roll.said(), roll.killed()
     words = set(said.values())
     if PREEMPTED in words:  # all of them had agreed, and saved
-        return Verdict(End.PREEMPTED)
+        return Outcome(Ending.PREEMPTED)
     if roll.all_stopped is not None:
-        return Verdict(End.LOST, roll.all_stopped)
+        return Outcome(Ending.LOST, roll.all_stopped)
     if roll.lost_at_start is not None:
-        return Verdict(End.LOST, roll.lost_at_start, at_start=True)
+        return Outcome(Ending.LOST, roll.lost_at_start, at_start=True)
     if survive and LEFT in words and not words & {FAILED, LOST}:
         if roll.unfinished():
-            return Verdict(End.LOST, _and_unfinished(killed or "ranks are lost"))
-        return Verdict(End.COMPLETE)
+            return Outcome(Ending.LOST, _and_unfinished(killed or "ranks are lost"))
+        return Outcome(Ending.COMPLETE)
     if killed is not None and not survive:
-        return Verdict(End.LOST, killed)
+        return Outcome(Ending.LOST, killed)
     if LOST in words:
         ranks = ", ".join(str(rank) for rank in sorted(said) if said[rank] == LOST)
-        return Verdict(End.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
+        return Outcome(Ending.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
     if FAILED in words:
-        return Verdict(End.FAILED)
+        return Outcome(Ending.FAILED)
     silent = roll.seen() - said.keys()  # a program without `Communicator.world` meets nobody
     told = roll.together() or not silent
     if not survive and said and ((code == 0 and told) or len(said) == roll.ranks):
-        return Verdict(End.COMPLETE)
+        return Outcome(Ending.COMPLETE)
     if roll.is_deaf:
         gone = f"the folder {str(roll.folder)!r} is gone, by which ranks say how they end"
         if code == 0:
-            return Verdict(End.COMPLETE, gone, told=False)
-        return Verdict(End.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
+            return Outcome(Ending.COMPLETE, gone, told=False)
+        return Outcome(Ending.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
     if not survive and code == 0 and not roll.seen():
-        return Verdict(End.COMPLETE, told=False)
+        return Outcome(Ending.COMPLETE, told=False)
     if code == 0 and survive and not said:
-        return Verdict(End.LOST, "no rank has come to the end of the program")
+        return Outcome(Ending.LOST, "no rank has come to the end of the program")
     why = f"mpiexec has ended (exit code {code}), and the ranks have not said why"
-    return Verdict(End.LOST, killed or why)
+    return Outcome(Ending.LOST, killed or why)
 
 
 def _and_unfinished(why: str) -> str:

@@ -27,9 +27,9 @@ from ..communication.liveness.preemption import chosen_signals, requeue
 from ..communication.stderr import tell
 from .job import TIMED_OUT, Deadline, Signals, caught, run_job
 from .options import Request
-from .outcome import End, Verdict, judge
+from .outcome import Ending, Outcome, judge
 from .reachable_hosts import Hosts
-from .supervisor import Roll
+from .supervisor import Supervisor
 
 PREEMPTED = os.EX_TEMPFAIL  #: exit code 75: all is saved, and the job can be started again
 
@@ -87,7 +87,7 @@ class Attempt:
     """One start of a job, when it is over."""
 
     code: int
-    verdict: Verdict
+    outcome: Outcome
     seconds: float
     checkpoint: str | None  #: the newest that it has written
     gone: str | None  #: a line on the rank that was gone first
@@ -112,7 +112,7 @@ class Restarts:
         environ: Mapping[str, str],
     ) -> None:
         self._request, self._plan, self._hosts, self._environ = request, plan, hosts, environ
-        self._done = self._in_vain = self._waits = self._lost_at_start = 0
+        self._done = self._fruitless = self._waits = self._lost_at_start = 0
         self._checkpoint: str | None = None
         self._deadline = Deadline.after(request.timeout_s)
         self._judged = bool(request.restarts or request.survive)  # by the ranks' words alone
@@ -130,9 +130,9 @@ class Restarts:
                 attempt = None if request is None else self._attempt(request, signals)
                 if attempt is not None and not self._may_go_on(attempt):
                     asked = attempt.asked and not attempt.stopped
-                    lost = attempt.verdict.end is End.LOST
+                    lost = attempt.outcome.end is Ending.LOST
                     return self._left() if asked and lost else self._exit_code(attempt)
-                why = attempt.verdict.why if attempt else TOO_FEW
+                why = attempt.outcome.why if attempt else TOO_FEW
                 if problem := self._why_not_again(attempt):
                     tell(f"parallel-sgd: error: {why}; {problem}")
                     return self._exit_code(attempt)
@@ -159,33 +159,33 @@ class Restarts:
         shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
         here, prints = not self._hosts.elsewhere, not _keeps_output_apart(request)
-        with Roll(request.ranks, shared, training=training, here=here, prints=prints) as roll:
+        with Supervisor(request.ranks, shared, training=training, here=here, prints=prints) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
             nothing = subprocess.DEVNULL  # mpiexec would read, or stop for, what is the user's
             end = run_job(launch.command, environ, self._deadline, roll, signals, stdin=nothing)
-            code, verdict = end.code, judge(end.code, roll, survive=request.survive)
+            code, outcome = end.code, judge(end.code, roll, survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
-            if verdict.end is End.COMPLETE and self._judged and not stopped:
-                self._tell_of_doubt(code, verdict)
+            if outcome.end is Ending.COMPLETE and self._judged and not stopped:
+                self._tell_of_doubt(code, outcome)
             gone = None if request.survive else roll.gone_without_a_word()
             gone = gone and gone + why_by_code(code)
-            if end.killed and verdict.end is End.LOST:  # what the ranks died of, too
-                verdict, gone = replace(verdict, why=end.killed), end.killed
+            if end.killed and outcome.end is Ending.LOST:  # what the ranks died of, too
+                outcome, gone = replace(outcome, why=end.killed), end.killed
             if lost := lost_output():
-                if verdict.end is End.LOST and code == _MPICH_ITSELF:
-                    verdict, gone = replace(verdict, why=lost), lost
-                elif verdict.end is End.COMPLETE:
+                if outcome.end is Ending.LOST and code == _MPICH_ITSELF:
+                    outcome, gone = replace(outcome, why=lost), lost
+                elif outcome.end is Ending.COMPLETE:
                     tell(f"parallel-sgd: {lost}")
-            elif verdict.end is End.LOST and code == _OPEN_MPI_ITSELF and is_unread():
-                verdict, gone = replace(verdict, why=_UNREAD), _UNREAD
+            elif outcome.end is Ending.LOST and code == _OPEN_MPI_ITSELF and is_unread():
+                outcome, gone = replace(outcome, why=_UNREAD), _UNREAD
             seconds = time.monotonic() - began
             asked = bool(signals.notices) or roll.asked()
-            return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
+            return Attempt(code, outcome, seconds, roll.newest_checkpoint(), gone, stopped, asked)
 
-    def _tell_of_doubt(self, code: int, verdict: Verdict) -> None:
+    def _tell_of_doubt(self, code: int, outcome: Outcome) -> None:
         """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
-        if not verdict.told:
-            why = verdict.why or f"do all hosts share {str(Path.cwd())!r}?"
+        if not outcome.told:
+            why = outcome.why or f"do all hosts share {str(Path.cwd())!r}?"
             tell(
                 f"parallel-sgd: no rank could say whether it is complete ({why}): that is "
                 "mpiexec's word alone"
@@ -199,13 +199,13 @@ class Restarts:
     def _may_go_on(self, attempt: Attempt) -> bool:
         """Whether a job has been lost for which restarts were asked; tells what there is to tell of
         its end."""
-        lost = attempt.verdict.end is End.LOST
+        lost = attempt.outcome.end is Ending.LOST
         if lost and attempt.gone and not attempt.stopped:
             tell(f"parallel-sgd: error: {attempt.gone}")
-        at_start = attempt.verdict.at_start
+        at_start = attempt.outcome.at_start
         if lost and self._request.survive and not attempt.stopped and not at_start:
-            tell(f"parallel-sgd: error: not complete: {attempt.verdict.why}")
-        if attempt.verdict.end is End.FAILED and self._request.restarts:
+            tell(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
+        if attempt.outcome.end is Ending.FAILED and self._request.restarts:
             tell(
                 "parallel-sgd: the program has failed by itself, and would do so again: no restart"
             )
@@ -225,9 +225,9 @@ class Restarts:
     def _exit_code(self, attempt: Attempt | None) -> int:
         if attempt is None:
             return os.EX_UNAVAILABLE
-        if attempt.verdict.end is End.PREEMPTED:
+        if attempt.outcome.end is Ending.PREEMPTED:
             return PREEMPTED
-        if attempt.verdict.end is End.COMPLETE and not attempt.stopped:
+        if attempt.outcome.end is Ending.COMPLETE and not attempt.stopped:
             return 0 if self._judged else attempt.code
         return attempt.code or 1
 
@@ -236,18 +236,18 @@ class Restarts:
         new = attempt is not None and attempt.checkpoint not in (None, self._checkpoint)
         if attempt is not None and new:
             self._checkpoint = attempt.checkpoint
-        at_start = attempt is not None and attempt.verdict.at_start
+        at_start = attempt is not None and attempt.outcome.at_start
         self._lost_at_start = self._lost_at_start + 1 if at_start else 0
         if at_start:
             in_a_row = f"{IN_VAIN} times in a row before anything was trained on: no further start"
             return in_a_row if self._lost_at_start >= IN_VAIN else None
         if attempt is not None:  # else nothing was started
-            in_vain = not new and attempt.seconds < SOON_S
-            self._in_vain = self._in_vain + 1 if in_vain else 0
-            self._waits = self._waits if in_vain else 0
+            fruitless = not new and attempt.seconds < SOON_S
+            self._fruitless = self._fruitless + 1 if fruitless else 0
+            self._waits = self._waits if fruitless else 0
         if self._done >= self._request.restarts:
             return f"all {self._request.restarts} restarts are used up"
-        if self._in_vain >= IN_VAIN:
+        if self._fruitless >= IN_VAIN:
             return (
                 f"the last {IN_VAIN} starts were over within {SOON_S:g} s each, without a new "
                 "checkpoint: no further restart"

@@ -18,7 +18,7 @@ from .status_pipes import Notes
 _STARTS_S = 3.0
 
 
-class Start:
+class StartupMonitor:
     """
     Args:
         notes: what the ranks tell.

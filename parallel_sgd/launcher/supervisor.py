@@ -18,9 +18,9 @@ from ..communication.liveness.heartbeat import (
     SHOW_STACKS,
     SHOWN_S,
     Board,
-    Conduct,
+    RankState,
     is_running,
-    make_board,
+    make_heartbeat_table,
 )
 from ..communication.liveness.rank_status import (
     ASKED,
@@ -39,7 +39,7 @@ from ..communication.phrases import in_words
 from ..communication.timeouts import TIMEOUT_S
 from .cleanup import MPIEXEC, locked_folder, remove, remove_leftovers
 from .rank_errors import RankErrors
-from .startup import Start
+from .startup import StartupMonitor
 from .status_pipes import Note, Notes
 
 #: How many descriptors the launcher needs besides one for each rank.
@@ -58,7 +58,7 @@ _DIES_S = 0.2
 _ENDING_S = 10.0
 
 
-class Roll:
+class Supervisor:
     """The folder in which the ranks sign on and off. A `with` block of one job.
 
     Each rank holds the writing end of a pipe for as long as it lives, and the kernel keeps the
@@ -88,23 +88,23 @@ class Roll:
     ) -> None:
         self.ranks, self._shared, self._training, self._here = ranks, shared, training, here
         self._prints, self._errors = prints, RankErrors(ranks)
-        self._start: Start | None = None
+        self._start: StartupMonitor | None = None
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._gone: list[int] = []  # in that order
         self._replaced: set[int] = set()  # who has another program now
-        self._board: Board | None = None
+        self._heartbeat_table: Board | None = None
         self._looked, self._polled_s = time.monotonic(), time.time()
         self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
         self._killed: int | None = None  # who was gone before any rank had said what is wrong
         self.all_stopped: str | None = None  #: that the job is ended for that, in a line
 
-    def __enter__(self) -> Roll:
+    def __enter__(self) -> Supervisor:
         remove_leftovers(self._shared)
         here = self._shared is None
         self._make_folder()
         self._notes = Notes(self._folder)
         if self._training is not None:
-            self._start = Start(self._notes, self.ranks, self._training, here=here)
+            self._start = StartupMonitor(self._notes, self.ranks, self._training, here=here)
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
         if self._prints:
             self.environ[ERRORS] = "1"
@@ -131,7 +131,7 @@ class Roll:
                 self._pipes[pipe] = rank
                 self._ends.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
             if self._shared is None:  # a board is of one host, and its ranks make one themselves
-                self._board = make_board(self._folder / FILE, self.ranks)
+                self._heartbeat_table = make_heartbeat_table(self._folder / FILE, self.ranks)
         except OSError:
             self._close_pipes()
 
@@ -268,9 +268,9 @@ class Roll:
         self._gone_s = self._gone_s + _LOOKS_EVERY_S if gone else 0.0
         if self._gone_s > _ENDS_S:
             return f"all ranks have ended, and mpiexec has not within {_ENDS_S:g} s"
-        lines = [] if self._board is None else self._board.lines()
+        lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
         conducts = {line.conduct(now) for line in lines}
-        stopped = len(lines) == self.ranks and conducts - {Conduct.GONE} == {Conduct.STOPPED}
+        stopped = len(lines) == self.ranks and conducts - {RankState.GONE} == {RankState.STOPPED}
         self._stopped_s = self._stopped_s + _LOOKS_EVERY_S if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
@@ -281,7 +281,7 @@ class Roll:
 
     def show_stacks(self) -> None:
         """Have the ranks on this host write where they are, into their logs."""
-        lines = [] if self._board is None else self._board.lines()
+        lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
         reached = [line.signal(SHOW_STACKS) for line in lines]
         if any(reached):
             time.sleep(SHOWN_S)

@@ -2,7 +2,6 @@
 
 from .client import Client
 from .connection import Connection
-from .holdings import Assembled, Holding, Pulled, assemble
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .push_bits import choose_push_bits
 from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
@@ -10,6 +9,7 @@ from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
 from .served import ServedModel
 from .served_state import ServedState
+from .shards import Assembled, Holding, WorkerProgress, assemble
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
 
@@ -29,7 +29,6 @@ __all__ = [
     "ParameterServers",
     "Placement",
     "PlacementOptions",
-    "Pulled",
     "PushType",
     "RemoteTable",
     "RemoteTables",
@@ -40,6 +39,7 @@ __all__ = [
     "ServedState",
     "ServerGroup",
     "Slice",
+    "WorkerProgress",
     "WorkerStatistics",
     "assemble",
     "choose_push_bits",

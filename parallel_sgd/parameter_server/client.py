@@ -117,7 +117,7 @@ class Client(Conversation):
         self.samples = 0  #: seen by all workers, as the servers last said
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: that `in_turn` has taken of this thread's time
-        self.survives = False  #: whether `pushing` is needed
+        self.fault_tolerant = False  #: whether `pushing` is needed
         self.pushing: Pushing | None = None  #: what is under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
@@ -164,7 +164,7 @@ class Client(Conversation):
             bits: a value of it.
         """
         pushing = Pushing(vector, residual, samples, factor, out, bits, self.clock + 1)
-        if self.survives:
+        if self.fault_tolerant:
             if residual is not None:
                 pushing.first_residual, pushing.residual_before = residual.copy(), residual.copy()
             self.pushing = pushing

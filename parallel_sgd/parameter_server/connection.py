@@ -77,7 +77,7 @@ class Connection:
                 parameters,
                 None if rules.lossless else self._codec_for(server),
                 error_feedback=rules.compression.error_feedback,
-                staged=group.world.survives,
+                staged=group.world.fault_tolerant,
             )
             for server in range(len(group.servers))
         ]
@@ -168,7 +168,7 @@ class Connection:
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             self._client = Client(endpoint, self.parts, self._check)
-            self._client.survives = self.group.world.survives
+            self._client.fault_tolerant = self.group.world.fault_tolerant
         return self._client
 
     def remote_tables(self) -> RemoteTables:
@@ -265,7 +265,7 @@ class Connection:
 
         Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
         """
-        if failed or self.group.world.survives:
+        if failed or self.group.world.fault_tolerant:
             return
         if not self.finished:
             if self._client is not None:

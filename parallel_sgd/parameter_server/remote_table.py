@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import is_loss
+from ..communication import is_rank_failure
 from ..communication.endpoint import as_bytes
 from ..embedding import COUNTS, Table
 from ..errors import UserError
@@ -71,7 +71,7 @@ class RemoteTable:
     ) -> None:
         self.options, self._number, self._client = options, number, client
         self._kernels, self._synchronous = row_kernels(), synchronous
-        self.left_out: LeavesOut | None = None
+        self.skipped: LeavesOut | None = None
         self._recover: Callable[[], object] | None = None
         self._wanted: Ids | None = None
         self._coming: tuple[Ids, Future[Rows]] | None = None
@@ -96,7 +96,7 @@ class RemoteTable:
             try:
                 return client.in_turn(partial(work, client))
             except Exception as error:
-                if self._recover is None or not is_loss(error):
+                if self._recover is None or not is_rank_failure(error):
                     raise
                 self._recover()
 
@@ -114,7 +114,7 @@ class RemoteTable:
         flat, self._wanted = self._checked(ids), None
         coming, self._coming = self._coming, None
         self._asked()
-        if coming is not None and not is_loss(coming[1].exception()):
+        if coming is not None and not is_rank_failure(coming[1].exception()):
             rows = coming[1].result()
             if np.array_equal(coming[0], flat):
                 return rows.reshape(*ids.shape, self.width)
@@ -147,7 +147,7 @@ class RemoteTable:
     def forget_prefetched(self) -> None:
         """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
         coming, self._coming, self._wanted = self._coming, None, None
-        if coming is not None and not is_loss(coming[1].exception()):
+        if coming is not None and not is_rank_failure(coming[1].exception()):
             coming[1].result()
 
     def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
@@ -171,9 +171,9 @@ class RemoteTable:
                 f"{name!r} must be float32{[*ids.shape, self.width]}"
             )
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
-        left_out = self.left_out
-        if left_out is not None and left_out.skips and not np.isfinite(rows).all():
-            left_out.tell(f"the gradient of rows of table {name!r} is not finite")
+        skipped = self.skipped
+        if skipped is not None and skipped.skips and not np.isfinite(rows).all():
+            skipped.tell(f"the gradient of rows of table {name!r} is not finite")
             return
         clock = self._asked().next_row_clock()
         self._ask(lambda client: self._push(client, flat, rows, samples, clock))

@@ -20,7 +20,7 @@ from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, NANO, WAIT
-from .waits import disagreement, of_kind, stalemate
+from .waits import deadlock, disagreement, of_kind
 from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
@@ -228,7 +228,7 @@ class Server:
                 self._end_meeting(kind)
             busy = self._live - self._gone - self._informed - self._kept.keys()
             clocks, mode = self.model.clocks, self.model.rules.mode
-            problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
+            problem = deadlock(self._kept, busy, self._ranks, clocks, mode)
             if problem:  # heartbeats would keep them there
                 self._end_training(problem)
 

@@ -37,7 +37,7 @@ class WorkerStatistics:
     version: int = 0  #: of the model (server 0's), as this worker last pulled it
     bytes_sent: int = 0  #: to servers on other ranks
     bytes_received: int = 0  #: from them
-    left_out: int = 0  #: pushes that were not made, since their numbers were not finite
+    skipped: int = 0  #: pushes that were not made, since their numbers were not finite
     rows_pulled: int = 0  #: of tables, different ones in each minibatch
     rows_pushed: int = 0  #: likewise
     summed_staleness: int = 0  #: over its pushes

@@ -35,7 +35,7 @@ def disagreement(kept: Mapping[int, Request], ranks: Sequence[int]) -> str | Non
     return different_values(WHOLE_MINIBATCH, samples, [ranks[worker] for worker in kept])
 
 
-def stalemate(
+def deadlock(
     kept: Mapping[int, Request],
     busy: Collection[int],
     ranks: Sequence[int],

@@ -110,8 +110,8 @@ class Case:
             algorithm or self.algorithm,
             comm or self.comm,
         )
-        learner.in_common.compares = False  # the checks do, and say more
-        learner.in_common.marks = False  # some checks give all ranks the same samples
+        learner.consistency.compares = False  # the checks do, and say more
+        learner.consistency.marks = False  # some checks give all ranks the same samples
         return learner
 
     def run(self, data: Data | None = None, *, announced: bool = True) -> Run:

@@ -177,5 +177,5 @@ def _is_culprit(case: Case) -> bool:
 
 
 def _shared(learner: Learner) -> Array:
-    shared: Array = learner.at_work.common_model().copy()
+    shared: Array = learner.runner.common_model().copy()
     return shared

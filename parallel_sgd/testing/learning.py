@@ -168,7 +168,7 @@ def _displacement(
         learner.step(samples=samples)
 
     def gone() -> Array:
-        displacement: Array = learner.at_work.common_model().astype(float) - start
+        displacement: Array = learner.runner.common_model().astype(float) - start
         return displacement
 
     for row in gradients:

@@ -169,7 +169,7 @@ def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
 
 
 def _shared_model(learner: Learner) -> Array:
-    shared: Array = learner.at_work.common_model().copy()
+    shared: Array = learner.runner.common_model().copy()
     return shared
 
 

@@ -135,7 +135,7 @@ class Gradients:
         """The gradient is under way. Local."""
         self._under_way.append(used)
 
-    def leave_out(self, used: Used) -> None:
+    def skip(self, used: Used) -> None:
         """No rank has a sample in this minibatch: its gradient, if any, will not be applied."""
         self._under_way = deque(other for other in self._under_way if other is not used)
 

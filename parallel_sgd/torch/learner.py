@@ -196,9 +196,9 @@ class Learner(ArrayLearner):
             self._release_hooks()
         super()._begin()
 
-    def form_again(self) -> None:
+    def reconfigure(self) -> None:
         self._agree()
-        super().form_again()
+        super().reconfigure()
 
     def _agree(self) -> None:
         """See that all ranks can train the same model in the same way. Collective."""
@@ -208,7 +208,7 @@ class Learner(ArrayLearner):
     def _form(self) -> None:
         super()._form()
         root = 0
-        if self.world.survives:  # the first rank may be one that joins
+        if self.world.fault_tolerant:  # the first rank may be one that joins
             holders = self.world.allgather_object(self._holds_model)
             root = holders.index(True) if any(holders) else 0
         for tensor in (p for p in self.model.parameters() if not p.requires_grad):
@@ -235,8 +235,8 @@ class Learner(ArrayLearner):
             scaling=self._scaling,
             overlap=self._overlap,
             together=algorithm.synchronizes_every_step,
-            notes=lambda: self.in_common.notes,
-            sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
+            notes=lambda: self.consistency.notes,
+            sum_late=lambda vector: algorithm.sum_late(self.state, self.runner.work, vector),
         )
         self._conduct = Conduct(self._module, algorithm, self.comm)
         self.model_state = ModelState(
@@ -245,8 +245,8 @@ class Learner(ArrayLearner):
             gradients=self._gradients,
         )
         self._own_samples: int | None = None  # in the latest step that had some
-        self.left_out.kept["buffers"] = KeptBuffers(self.model)
-        self.left_out.keep(self.samples)
+        self.skipped.kept["buffers"] = KeptBuffers(self.model)
+        self.skipped.keep(self.samples)
         self.local_step.prepare = self._gradients.prepare
         if isinstance(self.local_step, TorchStep):
             self.local_step.used = self._gradients.used_by_any
@@ -259,13 +259,13 @@ class Learner(ArrayLearner):
         if self._scaling is not None:
             self._scaling.begin_again()
         self._own_samples = None
-        self.left_out.keep(self.samples)
+        self.skipped.keep(self.samples)
 
     def _forget_minibatch(self) -> None:
         super()._forget_minibatch()
         self._forget_gradients()
-        assert self.survival is not None
-        self.survival.set_back("model")  # its forward pass has changed buffers, and drawn numbers
+        assert self.recovery is not None
+        self.recovery.set_back("model")  # its forward pass has changed buffers, and drawn numbers
 
     def _forget_gradients(self) -> None:
         self._module.give_up_gradients()
@@ -322,7 +322,7 @@ class Learner(ArrayLearner):
             self._module.require_unchanged()
             if isinstance(self.local_step, TorchStep):
                 self.local_step.require_ready(self._scaling)
-            gradients.settle_unit(samples, self.at_work.agree)
+            gradients.settle_unit(samples, self.runner.agree)
             given = self._announced.since_step
             self._conduct.before_step(samples, given, distributed=self.distributed)
             used = gradients.gather(samples)
@@ -333,10 +333,10 @@ class Learner(ArrayLearner):
             self.fail(str(error))
         together = self.algorithm.synchronizes_every_step
         if self._scaling and together:
-            gradients.overflow = self.at_work.agree(int(gradients.overflow)) > 0
+            gradients.overflow = self.runner.agree(int(gradients.overflow)) > 0
         if not gradients.overflow and (samples or together):
             gradients.begin(used)
-        self.in_common.note = gradients.note(used)
+        self.consistency.note = gradients.note(used)
         try:
             total = super()._timed_step(samples)
         except BaseException:
@@ -345,14 +345,14 @@ class Learner(ArrayLearner):
                 self._scaling.begin_again()
             raise
         finally:
-            self.in_common.note = 0
+            self.consistency.note = 0
         try:
             self._conduct.after_step(samples, self._announced.taken)
         except UserError as error:
             self.fail(str(error))
-        if not total or self.left_out.was_latest(self.samples):
-            gradients.leave_out(used)
-        used.agreed = self.in_common.notes % LATE > 0
+        if not total or self.skipped.was_latest(self.samples):
+            gradients.skip(used)
+        used.agreed = self.consistency.notes % LATE > 0
         self._own_samples = samples or self._own_samples
         if self._scaling and total:
             self._scaling.update(overflow=gradients.overflow)
@@ -449,7 +449,7 @@ class Learner(ArrayLearner):
 
         Collective; not for ranks that only serve. Training goes on as if it had not been there.
         """
-        if self.survival is not None and isinstance(batches, Iterator):
+        if self.recovery is not None and isinstance(batches, Iterator):
             batches = list(batches)  # they may be needed again
 
         def means() -> dict[str, float]:

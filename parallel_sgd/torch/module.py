@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import UserError
 from ..parameters import Parameters
 from .arrays import as_array, as_tensor, checksum_of
-from .refusals import require_alike, require_dense, require_plain
+from .refusals import require_dense, require_equal, require_plain
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -58,7 +58,7 @@ class FlatModule:
         self.tensors = {
             plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
         }
-        require_alike(self.tensors)
+        require_equal(self.tensors)
         require_dense(buffers_of(module))
         self.device = next(iter(self.tensors.values())).device
         for name, tensor in self.tensors.items():

@@ -22,7 +22,7 @@ def require_mortal(comm: Communicator, what: str) -> None:
     Raises:
         UserError: they do.
     """
-    if comm.survives:
+    if comm.fault_tolerant:
         raise UserError(
             f"{what}: PyTorch's process group cannot go on without a rank that has died: run "
             "without --survive, or train with psgd.torch.Learner"
@@ -97,7 +97,7 @@ def _strides(buffer: torch.Tensor) -> Sequence[int]:
     return buffer.stride() if buffer.layout == torch.strided else ()
 
 
-def require_alike(tensors: dict[str, nn.Parameter]) -> None:
+def require_equal(tensors: dict[str, nn.Parameter]) -> None:
     """Refuse parameters that cannot be views of one vector. Local.
 
     Raises:

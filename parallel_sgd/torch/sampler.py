@@ -98,12 +98,12 @@ class MinibatchSampler(Sampler[list[int]]):
         self._problem, self._met = problem, -1
         model = getattr(learner, "model_state", None)  # with generators that checkpoints keep
         self._seed = None if model is None else LoaderSeed(model.generators().values())
-        if self._survival is None:
+        if self._recovery is None:
             self._meet()
 
     @property
-    def _survival(self) -> Any:
-        return getattr(self.learner, "survival", None)
+    def _recovery(self) -> Any:
+        return getattr(self.learner, "recovery", None)
 
     def _meet(self) -> None:
         """See that the ranks agree. Collective, once for each group of ranks: one that joins comes
@@ -148,14 +148,14 @@ class MinibatchSampler(Sampler[list[int]]):
         while True:
             before = self._lost()
             yield number
-            if self._survival is not None:
-                self._survival.complete_pass()
+            if self._recovery is not None:
+                self._recovery.complete_pass()
             if self._lost() == before or self._epoch_at(self.learner.samples) > number:
                 return
 
     def _lost(self) -> int:
         """How often training has gone back."""
-        return 0 if self._survival is None else int(self._survival.times)
+        return 0 if self._recovery is None else int(self._recovery.times)
 
     def __len__(self) -> int:
         """Minibatches of the epoch that the learner stands in."""
@@ -191,7 +191,7 @@ class MinibatchSampler(Sampler[list[int]]):
             while True:
                 try:
                     last = yield from self._minibatches(feed, end)
-                    if self._survival is not None:
+                    if self._recovery is not None:
                         yield from self._until_trained(feed, last)
                         feed.complete()
                     return
@@ -238,7 +238,7 @@ class MinibatchSampler(Sampler[list[int]]):
             if one_more or self._has_gradients():  # several minibatches are added up for a step
                 yield None
             else:
-                feed.announce_void(len(last))
+                feed.announce_discarded(len(last))
                 one_more = True
                 yield last
 
@@ -248,7 +248,7 @@ class MinibatchSampler(Sampler[list[int]]):
 
     def _meet_those_left(self) -> None:
         """`_meet`, again where ranks have died in it, for a learner that can go on."""
-        if self._survival is not None:
+        if self._recovery is not None:
             cast(Any, self.learner).surviving(self._meet)
 
     def _order(self, number: int) -> IndexArray | GroupedOrder:

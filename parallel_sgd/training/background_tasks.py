@@ -9,7 +9,7 @@ from ..communication import InBackground
 from ..errors import SharedError, SharedProblem
 
 
-class Beside:
+class BackgroundTasks:
     """The work that runs in the background of one learner.
 
     Args:

@@ -9,11 +9,11 @@ from zlib import crc32
 
 import numpy as np
 
-from ..communication import CHECKSUM, SIGN_FACTOR, SIGN_PRIME, Communicator
+from ..communication import CHECKSUM, FINGERPRINT_FACTOR, FINGERPRINT_PRIME, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
-from .minibatch_ledger import Announced
-from .runner import AlgorithmAtWork
+from .minibatch_ledger import MinibatchLedger
+from .runner import AlgorithmRunner
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -40,7 +40,7 @@ STEP, FAIL, LOAD, MEET, FINISH = range(5)
 CALLS = ("step", "fail", "load_checkpoint", "meet (evaluate, save)", "finish")
 
 
-class InCommon:
+class ConsistencyCheck:
     """While a learner's call on all ranks lasts, the ranks see where they agree that they do the
     same.
 
@@ -62,7 +62,7 @@ class InCommon:
     Attributes:
         compares: whether models are compared, too.
         marks: whether gradients are.
-        note, notes, mark, marks_equal: see `communication.InCommon`.
+        note, notes, mark, marks_equal: see `communication.ConsistencyCheck`.
 
     Local. Cost: about a microsecond, and a pass over the model where it is compared.
     """
@@ -70,13 +70,13 @@ class InCommon:
     def __init__(
         self,
         number: int,
-        at_work: AlgorithmAtWork,
+        runner: AlgorithmRunner,
         local_step: LocalStep,
-        announced: Announced,
+        announced: MinibatchLedger,
         own_mark: Callable[[], int],
         every: int = EVERY,
     ) -> None:
-        self._number, self._at_work, self._every = number, at_work, every
+        self._number, self._runner, self._every = number, runner, every
         self._local_step, self._announced = local_step, announced
         self.compares, self.marks = every > 0, True
         self.note = self.notes = self.mark = 0
@@ -94,9 +94,9 @@ class InCommon:
         return self._same == IN_A_ROW
 
     def begin(self, call: int, comm: Communicator) -> None:
-        """From here until `comm.in_common` is None again."""
+        """From here until `comm.consistency` is None again."""
         self._call, self.notes, self.mark = call, self.note, 0
-        comm.in_common = self
+        comm.consistency = self
 
     @contextmanager
     def during(self, call: int, comm: Communicator) -> Iterator[None]:
@@ -104,7 +104,7 @@ class InCommon:
         try:
             yield
         finally:
-            comm.in_common = None
+            comm.consistency = None
 
     def sign(self, steps: int) -> int:
         sign = self._number * len(CALLS) + self._call
@@ -116,7 +116,7 @@ class InCommon:
         due = self._steps >= self._every or self._call >= MEET
         self._checksums = self._compare() if due and self.compares else {}
         for fact in (self._announced.given, self._announced.clock, *self._checksums.values()):
-            sign = sign * SIGN_FACTOR + fact
+            sign = sign * FINGERPRINT_FACTOR + fact
         return sign
 
     def facts(self) -> dict[str, Any]:
@@ -134,17 +134,17 @@ class InCommon:
         self._looks += 1
         if self._looks > ALWAYS and self._looks % NOW_AND_THEN:
             return 0
-        warm = self._local_step.samples < self._at_work.algorithm.distributed_after
+        warm = self._local_step.samples < self._runner.algorithm.distributed_after
         return 0 if warm else self._own_mark()
 
     def _compare(self) -> dict[str, int]:
         """Checksums of what all ranks have in common now, by name; none where there is nothing."""
-        at_work, self._steps = self._at_work, 0
-        algorithm = at_work.algorithm
+        runner, self._steps = self._runner, 0
+        algorithm = runner.algorithm
         if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
             return {}  # before the end of the warm start machines may round differently
-        replicas = algorithm.replicas(at_work.state, at_work.work)
-        return {f"the model's {CHECKSUM}": checksum(at_work.common_model())} | {
+        replicas = algorithm.replicas(runner.state, runner.work)
+        return {f"the model's {CHECKSUM}": checksum(runner.common_model())} | {
             f"the {name} vector's {CHECKSUM}": checksum(vector) for name, vector in replicas.items()
         }
 
@@ -160,7 +160,7 @@ def mark_of(gradient: Array) -> int:
     )
     if not few.any() or not np.isfinite(few).all():
         return 0
-    return 1 + crc32(few.tobytes()) % (SIGN_PRIME - 1)
+    return 1 + crc32(few.tobytes()) % (FINGERPRINT_PRIME - 1)
 
 
 def checksum(x: Array) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..data.view import Rewound
-from .minibatch_ledger import Announced, Pass
+from .minibatch_ledger import MinibatchLedger, Pass
 
 
 class Feed(Pass):
@@ -24,7 +24,7 @@ class Feed(Pass):
 
     def __init__(
         self,
-        announced: Announced,
+        announced: MinibatchLedger,
         algorithm: Algorithm[Any],
         fail: Callable[[str], NoReturn],
         complete: Callable[[], bool] = lambda: True,
@@ -66,9 +66,9 @@ class Feed(Pass):
         a step, stays void. Local."""
         self.rewound = False
 
-    def announce_void(self, samples: int) -> None:
+    def announce_discarded(self, samples: int) -> None:
         """Announce something of so many samples that no step trains on. Local."""
-        self._announced.add_void(samples, self)
+        self._announced.add_discarded(samples, self)
 
     def _require_going_on(self) -> None:
         if self.rewound:

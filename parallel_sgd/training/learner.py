@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
-from ..communication import InBackground, is_loss
+from ..communication import InBackground, is_rank_failure
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer, kind_of, one_number
@@ -88,9 +88,9 @@ class Learner(LearnerSetup):
         Raises:
             UserError: the ranks do not survive each other.
         """
-        if self.survival is None:
+        if self.recovery is None:
             raise UserError("recover: the ranks must survive each other (run --survive)")
-        self.survival.recover()
+        self.recovery.recover()
 
     def surviving(self, function: Callable[[], Result]) -> Result:
         """Call a function that trains from wherever the learner stands, and again wherever a rank
@@ -102,7 +102,7 @@ class Learner(LearnerSetup):
         Returns:
             What it returned, when all ranks that are left had come to its end.
         """
-        return function() if self.survival is None else self.survival.surviving(function)
+        return function() if self.recovery is None else self.recovery.surviving(function)
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """Call a function of all ranks that takes no step, such as an evaluation of your own; again
@@ -113,7 +113,7 @@ class Learner(LearnerSetup):
         Returns:
             What it returned, when all ranks that are left had come to its end.
         """
-        return function() if self.survival is None else self.survival.between_steps(function)
+        return function() if self.recovery is None else self.recovery.between_steps(function)
 
     def all_come_through(self, function: Callable[[], Result]) -> Result:
         """Call a function of all ranks that takes no step, in a session; again where a rank has
@@ -122,7 +122,7 @@ class Learner(LearnerSetup):
         Raises:
             RanksLost: training has to go back.
         """
-        return function() if self.survival is None else self.survival.all_come_through(function)
+        return function() if self.recovery is None else self.recovery.all_come_through(function)
 
     def gathered(self, own: Result) -> list[Result]:
         """What each rank tells, in a session; a rank that has failed is not waited for. Collective.
@@ -153,7 +153,7 @@ class Learner(LearnerSetup):
         """
         self._announced.add(samples, total)
 
-    def forget_announced(self) -> None:
+    def discard_issued(self) -> None:
         """Forget what is announced and no step has taken, and the source that has given it: what
         follows are steps without a source, or with another one. Local."""
         self._announced.clear()
@@ -165,7 +165,7 @@ class Learner(LearnerSetup):
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        complete = self.survival.complete_pass if self.survival else lambda: True
+        complete = self.recovery.complete_pass if self.recovery else lambda: True
         return Feed(self._announced, self.algorithm, self.fail, complete)
 
     def ready(self, name: str) -> None:
@@ -183,9 +183,9 @@ class Learner(LearnerSetup):
         self.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        if self._announced.next_is_void:
+        if self._announced.next_is_discarded:
             return
-        self.at_work.ready(name)
+        self.runner.ready(name)
 
     def step(self, samples: int, loss: float | None = None) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -209,41 +209,41 @@ class Learner(LearnerSetup):
         """
         if loss is not None:
             try:
-                self.left_out.judge(float(one_number("loss", loss)))
+                self.skipped.judge(float(one_number("loss", loss)))
             except UserError as error:
                 self.fail(str(error))
-        if self.survival is None:
+        if self.recovery is None:
             return self._timed_step(samples)
         announced, self.in_step = self._announced, samples
-        if not self._take_void(samples):
+        if not self._take_discarded(samples):
             before = announced.steps
-            if self.survival.survives_step(lambda: self._surviving_step(samples)):
+            if self.recovery.recovers_step(lambda: self._surviving_step(samples)):
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
-                self._take_void(samples)
+                self._take_discarded(samples)
         self._forget_minibatch()
         self.last_samples = 0
         return 0
 
-    def _take_void(self, samples: int) -> bool:
+    def _take_discarded(self, samples: int) -> bool:
         try:
-            return self._announced.take_void(samples)
+            return self._announced.take_discarded(samples)
         except UserError as error:
             self.fail(str(error))
 
     def _forget_minibatch(self) -> None:
         """What the program has computed is of a minibatch that is dealt out anew. Local."""
-        self.left_out.problem(None)
+        self.skipped.problem(None)
 
     def _surviving_step(self, samples: int) -> None:
-        assert self.survival is not None
+        assert self.recovery is not None
         self._timed_step(samples)
-        if self.survival.by_itself:
-            self.survival.stepped()
+        if self.recovery.by_itself:
+            self.recovery.stepped()
 
     def _timed_step(self, samples: int) -> int:
         if self._beside.work or self._closed:
-            self._look_beside()
+            self._check_background_tasks()
         if self._shared.is_shown:
             self.require_own_model("step")
         trace, stats = self.world.trace, self._performance
@@ -273,7 +273,7 @@ class Learner(LearnerSetup):
                 "there, which serves (sources give it no minibatches)"
             )
         comm, announced = self.comm, self._announced
-        self.in_common.begin(STEP, comm)
+        self.consistency.begin(STEP, comm)
         try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
@@ -283,18 +283,18 @@ class Learner(LearnerSetup):
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
             if skip:
-                trained = self.at_work.skip(samples, total)
-            elif self.left_out.skips:
-                trained = leaving_out.train(self.at_work, samples, total)
+                trained = self.runner.skip(samples, total)
+            elif self.skipped.skips:
+                trained = leaving_out.train(self.runner, samples, total)
             else:
-                trained = self.at_work.train(samples, total)
+                trained = self.runner.train(samples, total)
             announced.trained = trained
             if total is not None and trained > total:
                 announced.catch_up(trained - total)
         finally:
-            comm.in_common = None
+            comm.consistency = None
             announced.end_step()
-        if self.in_common.mark and self.in_common.same_gradients() and comm.rank == 0:
+        if self.consistency.mark and self.consistency.same_gradients() and comm.rank == 0:
             try:
                 warn(SAME_GRADIENTS)
             except UserError as error:
@@ -311,9 +311,9 @@ class Learner(LearnerSetup):
                 or `finish`.
         """
         self.require_open()
-        self.forget_announced()
-        with self.in_common.during(FAIL, self.comm):
-            self.at_work.fail(problem)
+        self.discard_issued()
+        with self.consistency.during(FAIL, self.comm):
+            self.runner.fail(problem)
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
@@ -332,8 +332,8 @@ class Learner(LearnerSetup):
         Raises:
             RanksLost: where ranks survive each other.
         """
-        with self.in_common.during(MEET, self.comm):
-            self.at_work.meet()
+        with self.consistency.during(MEET, self.comm):
+            self.runner.meet()
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -364,7 +364,7 @@ class Learner(LearnerSetup):
         if it had not been there. Local. Copies the model where it differs from `parameters`.
         """
         self.require_open()
-        with self._shared.shown(self.parameters.flat, self.at_work.common_model()):
+        with self._shared.shown(self.parameters.flat, self.runner.common_model()):
             yield
 
     def finish(self) -> None:
@@ -378,28 +378,28 @@ class Learner(LearnerSetup):
         """
         self.require_own_model("finish")
         self._beside.wait()  # it may need servers, which end with this
-        self._look_beside()
+        self._check_background_tasks()
         try:
-            self._announced.require_none_left_out()
+            self._announced.require_none_skipped()
         except UserError as error:
             self.fail(str(error))
         with self.world.trace.span("serve" if self.serves else "finish"):
-            if self.survival is None:
+            if self.recovery is None:
                 self._complete()
             else:
-                self.survival.finish(self._complete)
+                self.recovery.finish(self._complete)
         self._stop_statistics()
 
     def _complete(self) -> None:
-        with self.in_common.during(FINISH, self.comm):
-            leaving_out.finish(self.at_work)
+        with self.consistency.during(FINISH, self.comm):
+            leaving_out.finish(self.runner)
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
         failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
         self._beside.add(work)
 
-    def _look_beside(self) -> None:
+    def _check_background_tasks(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
         self.require_open()
         self._beside.look()
@@ -426,11 +426,11 @@ class Learner(LearnerSetup):
             self._beside.end(failed=failed)
         finally:
             try:
-                self.at_work.close(failed=failed)
+                self.runner.close(failed=failed)
             except Exception as error:
-                if self.survival is None or not is_loss(error):
+                if self.recovery is None or not is_rank_failure(error):
                     raise
-                self.survival.give_up()
+                self.recovery.give_up()
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:

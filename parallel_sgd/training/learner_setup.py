@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..algorithms import Algorithm, Work
-from ..algorithms.left_out import LeftOut
+from ..algorithms.skipped import LeftOut
 from ..communication import Communicator, Group
 from ..communication.liveness.rank_status import note_training
 from ..errors import UserError
@@ -20,15 +20,15 @@ from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Component, components
 from .arguments import agree_on_arguments
-from .background_tasks import Beside
-from .consistency import EVERY, InCommon, mark_of
-from .minibatch_ledger import Announced
+from .background_tasks import BackgroundTasks
+from .consistency import EVERY, ConsistencyCheck, mark_of
+from .minibatch_ledger import MinibatchLedger
 from .non_finite import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .preparing import prepare_kernels
-from .recovery.base import begin_with_those_left
-from .recovery.rollback import COMMIT_EVERY, Survival
-from .recovery.server_failover import ServedSurvival
-from .runner import AlgorithmAtWork
+from .recovery.base import begin_with_remaining
+from .recovery.rollback import COMMIT_EVERY, Rollback
+from .recovery.server_failover import ServerFailover
+from .runner import AlgorithmRunner
 from .shared_model import SharedModel
 from .sync_stats import SyncPerformance
 
@@ -84,15 +84,15 @@ class LearnerSetup(ABC):
         self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
         self._about_numbers = not_finite, most_skipped, compare_every, minibatch_size
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
-        self.left_out = LeftOut()
+        self.skipped = LeftOut()
         self._performance: SyncPerformance | None = None
-        self.survival: Survival | ServedSurvival | None = None
+        self.recovery: Rollback | ServerFailover | None = None
         self._group: Group | None = None
         self._number = 0
         if isinstance(comm, Communicator):  # else it is refused below
             comm.require_whole()
             self._number = comm.learners
-        begin_with_those_left(comm, self._begin)
+        begin_with_remaining(comm, self._begin)
         comm.learners += 1
         self._is_made = True
 
@@ -101,7 +101,7 @@ class LearnerSetup(ABC):
         comm, algorithm = self.world, self.algorithm
         every, commit_every = agree_on_arguments(comm, *self._arguments)
         about_numbers = agree_on_numbers(comm, algorithm, *self._about_numbers)
-        self.left_out.skips, self.left_out.most, self._compare_every, size = about_numbers
+        self.skipped.skips, self.skipped.most, self._compare_every, size = about_numbers
         self._minibatch_size = size
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
@@ -114,17 +114,17 @@ class LearnerSetup(ABC):
         self._watch_performance(every)
         self.in_step = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._announced = Announced(algorithm, self.local_step)
-        self.in_common = self._compared()
+        self._announced = MinibatchLedger(algorithm, self.local_step)
+        self.consistency = self._compared()
         self._computes_since: float | None = None  # the user does, between two steps
-        self._beside = Beside(self.fail)
+        self._beside = BackgroundTasks(self.fail)
         self._closed, self._shared = False, SharedModel()
-        if comm.survives:
+        if comm.fault_tolerant:
             if algorithm.roles.together:
-                self.survival = Survival(self, commit_every)
-            elif self.survival is None:  # else it knows what this rank has served already
-                self.survival = ServedSurvival(self)
-            self.survival.begin()
+                self.recovery = Rollback(self, commit_every)
+            elif self.recovery is None:  # else it knows what this rank has served already
+                self.recovery = ServerFailover(self)
+            self.recovery.begin()
         note_training()
 
     def _form(self) -> None:
@@ -133,9 +133,9 @@ class LearnerSetup(ABC):
         self.group = self._group = self.algorithm.roles.form(self.world, self._group)
         self.comm = self.group.own
         self.world.broadcast(x.flat)
-        work = Work(x, self.gradient, step, self.comm, self.group, size, self.left_out)
-        self.at_work = AlgorithmAtWork(self.algorithm, work)
-        self.state = self.at_work.state
+        work = Work(x, self.gradient, step, self.comm, self.group, size, self.skipped)
+        self.runner = AlgorithmRunner(self.algorithm, work)
+        self.state = self.runner.state
 
     def _watch_performance(self, every: int) -> None:
         """The first rank that trains tells of it, which may be another one than before. Local."""
@@ -149,10 +149,10 @@ class LearnerSetup(ABC):
                 asynchronous=self.algorithm.asynchronous,
             )
 
-    def _compared(self) -> InCommon:
+    def _compared(self) -> ConsistencyCheck:
         every = self._compare_every
-        parts = self.at_work, self.local_step, self._announced
-        return InCommon(self._number, *parts, self._own_mark, every)
+        parts = self.runner, self.local_step, self._announced
+        return ConsistencyCheck(self._number, *parts, self._own_mark, every)
 
     def _own_mark(self) -> int:
         """Of this rank's gradient before the exchange: see `mark_of`. Local."""
@@ -161,14 +161,14 @@ class LearnerSetup(ABC):
     def abandon(self) -> None:
         """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""
         self._beside.wait()
-        self.at_work.abandon()
+        self.runner.abandon()
 
-    def form_again(self) -> None:
+    def reconfigure(self) -> None:
         """The ranks are others: begin as a new learner does, but for its state. Collective."""
         sent = self.bytes_sent
         every, _ = agree_on_arguments(self.world, *self._arguments)
         agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
-        self.left_out.begin_again()
+        self.skipped.begin_again()
         self._is_made = False
         self._form()
         self._is_made = True
@@ -177,9 +177,9 @@ class LearnerSetup(ABC):
 
     def restarted(self) -> None:
         """The state is that of an earlier time, on other ranks. Local."""
-        compares = self.in_common.compares
-        self.in_common = self._compared()
-        self.in_common.compares = compares
+        compares = self.consistency.compares
+        self.consistency = self._compared()
+        self.consistency.compares = compares
         self._announced.rewind()
 
     @abstractmethod
@@ -240,10 +240,10 @@ class LearnerSetup(ABC):
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        report = self.at_work.report()
-        if self.survival is None:
+        report = self.runner.report()
+        if self.recovery is None:
             return report
-        return (report or {}) | {"survival": self.survival.report()}
+        return (report or {}) | {"recovery": self.recovery.report()}
 
     @property
     def is_fed(self) -> bool:
@@ -264,7 +264,7 @@ class LearnerSetup(ABC):
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far, as its algorithm counts
         them. Local."""
-        return self._sent_before + self.at_work.bytes_sent
+        return self._sent_before + self.runner.bytes_sent
 
     @bytes_sent.setter
     def bytes_sent(self, sent: int) -> None:

@@ -16,7 +16,7 @@ from ..validation import integer
 MOST_SAMPLES = 2**40
 """Of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
-WAY_OUT = "; learner.forget_announced() leaves out what is left"
+WAY_OUT = "; learner.discard_issued() leaves out what is left"
 
 
 class Pass:
@@ -31,7 +31,7 @@ class Pass:
         self.forgotten = self.rewound = False
 
 
-class AnnouncedMinibatch(NamedTuple):
+class IssuedMinibatch(NamedTuple):
     """One that a source has given.
 
     Attributes:
@@ -48,7 +48,7 @@ class AnnouncedMinibatch(NamedTuple):
     void: bool = False
 
 
-class Announced:
+class MinibatchLedger:
     """A queue of minibatches: sources fill it as they give them, and steps empty it.
 
     Sources may give them in another thread than the one that steps. What waits of one thread's
@@ -64,11 +64,11 @@ class Announced:
     def __init__(self, algorithm: Algorithm[Any], local_step: LocalStep) -> None:
         self._algorithm, self._local_step = algorithm, local_step
         self._lock = Lock()
-        self._waiting: deque[AnnouncedMinibatch] = deque()
+        self._waiting: deque[IssuedMinibatch] = deque()
         self._totals: dict[int, int] = {}  # of all ranks in them, by thread
         self._step_began: int | None = None  # at which clock, of the step that is under way
         self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
-        self._left_out = 0  # of all ranks, given in the thread that steps
+        self._skipped = 0  # of all ranks, given in the thread that steps
         self._some_forgotten = False
         self._rewound = False  # since then ranks may have fetched ahead by other numbers
         self._steps_in: int | None = None  # the thread that has taken a minibatch last
@@ -103,7 +103,7 @@ class Announced:
             with self._lock:
                 self._remove_forgotten()
                 waiting = self._totals.get(get_ident(), 0)
-        return self.clock + self._left_out + self._in_step_here + waiting
+        return self.clock + self._skipped + self._in_step_here + waiting
 
     def add(self, samples: int, total: int, feed: Pass | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
@@ -111,11 +111,11 @@ class Announced:
         thread = get_ident()
         self.since_step += thread == self._steps_in
         with self._lock:
-            self._append(AnnouncedMinibatch(samples, total, feed, thread))
+            self._append(IssuedMinibatch(samples, total, feed, thread))
 
-    def add_void(self, samples: int, feed: Pass) -> None:
+    def add_discarded(self, samples: int, feed: Pass) -> None:
         with self._lock:
-            self._append(AnnouncedMinibatch(samples, samples, feed, get_ident(), void=True))
+            self._append(IssuedMinibatch(samples, samples, feed, get_ident(), void=True))
 
     def take(self, samples: int) -> int | None:
         """Begin a step with the next minibatch, or the next ones that have so many samples of this
@@ -141,7 +141,7 @@ class Announced:
                 if self._fed:
                     raise UserError(
                         f"samples={samples} must be those of a minibatch, but the source has given "
-                        "none since the step before (learner.forget_announced() goes on without a "
+                        "none since the step before (learner.discard_issued() goes on without a "
                         "source)"
                     )
                 self._step_began = self.clock
@@ -152,7 +152,7 @@ class Announced:
             self._step_began, self._in_step, self._in_step_here = self.clock, 0, 0
             for _ in range(before):
                 total, here = self._pop()
-                self._left_out += total * here
+                self._skipped += total * here
             for _ in range(count):
                 self._take_next()
             self.taken = count
@@ -205,10 +205,10 @@ class Announced:
         if self.feed is feed:
             self.feed = None
 
-    def take_void(self, samples: int) -> bool:
+    def take_discarded(self, samples: int) -> bool:
         """Take what was given before training went back, and has so many samples of this rank;
         whether there was any. No step trains on that."""
-        if not self.next_is_void:
+        if not self.next_is_discarded:
             return False
         with self._lock:
             taken = self._waiting.popleft().own
@@ -223,7 +223,7 @@ class Announced:
         return True
 
     @property
-    def next_is_void(self) -> bool:
+    def next_is_discarded(self) -> bool:
         """Whether no step trains on the next minibatch."""
         if not (self._waiting and self._waiting[0].void):
             return False
@@ -237,7 +237,7 @@ class Announced:
             given = [minibatch._replace(void=True) for minibatch in self._waiting]
             self._waiting = deque(given)
             self._totals.clear()
-            self._left_out = self._in_step = self._in_step_here = 0
+            self._skipped = self._in_step = self._in_step_here = 0
             self._step_began, self._rewound = None, True
             if self.feed is not None:
                 self.feed.rewound = True
@@ -254,7 +254,7 @@ class Announced:
         with self._lock:
             self._waiting.clear()
             self._totals.clear()
-            self._left_out = 0
+            self._skipped = 0
             self.feed, self._fed = None, False
 
     @property
@@ -265,7 +265,7 @@ class Announced:
             waits = any(not minibatch.void for minibatch in self._waiting)
             return not waits and self._steps_in == get_ident()
 
-    def require_none_left_out(self) -> None:
+    def require_none_skipped(self) -> None:
         """See that no step is missing, where other ranks cannot be asked how many they miss.
 
         Raises:
@@ -274,10 +274,10 @@ class Announced:
         with self._lock:
             self._remove_forgotten()
             ended = (m for m in self._waiting if m.feed is None or m.feed is not self.feed)
-            left_out = 0 if self._algorithm.roles.together else sum(m.own for m in ended)
-        if left_out:
+            skipped = 0 if self._algorithm.roles.together else sum(m.own for m in ended)
+        if skipped:
             raise UserError(
-                f"no step was taken with the last {left_out} samples that the source gave{WAY_OUT}"
+                f"no step was taken with the last {skipped} samples that the source gave{WAY_OUT}"
             )
 
     def _find(self, samples: int) -> tuple[int, int]:
@@ -301,7 +301,7 @@ class Announced:
             + ("" if self._algorithm.roles.together else WAY_OUT)
         )
 
-    def _append(self, minibatch: AnnouncedMinibatch) -> None:
+    def _append(self, minibatch: IssuedMinibatch) -> None:
         totals, thread = self._totals, minibatch.thread
         if not minibatch.void:
             totals[thread] = totals.get(thread, 0) + minibatch.total
@@ -327,7 +327,7 @@ class Announced:
         self._some_forgotten = False
         self._keep(lambda m: m.feed is None or not m.feed.forgotten)
 
-    def _keep(self, wanted: Callable[[AnnouncedMinibatch], bool]) -> None:
+    def _keep(self, wanted: Callable[[IssuedMinibatch], bool]) -> None:
         given = list(self._waiting)
         self._waiting.clear()
         self._totals.clear()

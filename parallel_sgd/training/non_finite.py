@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..algorithms import Algorithm
-from ..algorithms.left_out import MOST
+from ..algorithms.skipped import MOST
 from ..communication import Communicator
 from ..errors import DivergedError, SharedProblem, UserError
 from ..validation import choice, integer
-from .runner import AlgorithmAtWork
+from .runner import AlgorithmRunner
 from .warm_start import is_warm
 
 MOST_SKIPPED = MOST  #: times in a row
@@ -56,7 +56,7 @@ def agree_on_numbers(
 
 def require_can_skip(algorithm: Algorithm[Any]) -> None:
     """Refuse an algorithm that cannot leave anything out. Local."""
-    own = type(algorithm).leave_out is not Algorithm.leave_out
+    own = type(algorithm).skip is not Algorithm.skip
     if not (own or algorithm.synchronizes_every_step):
         raise UserError(
             f"not_finite='skip': {type(algorithm).__name__} does not synchronize in every step, "
@@ -64,56 +64,56 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
         )
 
 
-def train(at_work: AlgorithmAtWork, samples: int, announced_total: int | None) -> int:
-    """`AlgorithmAtWork.train`; what is not finite is left out. Collective.
+def train(runner: AlgorithmRunner, samples: int, announced_total: int | None) -> int:
+    """`AlgorithmRunner.train`; what is not finite is left out. Collective.
 
     What it costs where all is finite: nothing, where the algorithm keeps nothing.
     """
-    work = at_work.work
-    begun, warm = work.samples, is_warm(at_work.algorithm, work)
+    work = runner.work
+    begun, warm = work.samples, is_warm(runner.algorithm, work)
     try:
-        total = at_work.train(samples, announced_total)
+        total = runner.train(samples, announced_total)
     except DivergedError as error:
-        return _leave_out(at_work, samples, announced_total, begun, str(error))
-    if warm or at_work.algorithm.synchronizes_every_step:
-        work.left_out.keep(work.samples)
+        return _skip(runner, samples, announced_total, begun, str(error))
+    if warm or runner.algorithm.synchronizes_every_step:
+        work.skipped.keep(work.samples)
     return total
 
 
-def finish(at_work: AlgorithmAtWork) -> None:
-    """`AlgorithmAtWork.finish`, likewise. Collective."""
-    algorithm, work = at_work.algorithm, at_work.work
+def finish(runner: AlgorithmRunner) -> None:
+    """`AlgorithmRunner.finish`, likewise. Collective."""
+    algorithm, work = runner.algorithm, runner.work
     try:
-        at_work.finish()
+        runner.finish()
     except DivergedError as error:
-        if not work.left_out.skips or algorithm.synchronizes_every_step:
+        if not work.skipped.skips or algorithm.synchronizes_every_step:
             raise
-        steps, samples = algorithm.leave_out(at_work.state, work)
-        _count(at_work, str(error), steps, samples, work.samples - samples)
-        algorithm.finish(at_work.state, work)
+        steps, samples = algorithm.skip(runner.state, work)
+        _count(runner, str(error), steps, samples, work.samples - samples)
+        algorithm.finish(runner.state, work)
 
 
-def _leave_out(
-    at_work: AlgorithmAtWork, samples: int, announced_total: int | None, begun: int, problem: str
+def _skip(
+    runner: AlgorithmRunner, samples: int, announced_total: int | None, begun: int, problem: str
 ) -> int:
     """All ranks have agreed that numbers are not finite; the samples of all in the minibatch."""
-    algorithm, work = at_work.algorithm, at_work.work
-    at_work.failed = False
+    algorithm, work = runner.algorithm, runner.work
+    runner.failed = False
     if is_warm(algorithm, work) or algorithm.synchronizes_every_step:
-        total = at_work.skip(samples, announced_total)
-        work.left_out.put_back(begun, work.samples)
-        _count(at_work, problem, 1, total, begun)
+        total = runner.skip(samples, announced_total)
+        work.skipped.put_back(begun, work.samples)
+        _count(runner, problem, 1, total, begun)
         return total
-    steps, left = algorithm.leave_out(at_work.state, work)
-    _count(at_work, problem, steps, left, work.samples - left)
+    steps, left = algorithm.skip(runner.state, work)
+    _count(runner, problem, steps, left, work.samples - left)
     return work.samples - begun
 
 
-def _count(at_work: AlgorithmAtWork, problem: str, steps: int, samples: int, begun: int) -> None:
-    work = at_work.work
-    ended = work.left_out.count(problem, steps, samples, begun, work.samples)
-    if ended and not at_work.algorithm.roles.together:
-        at_work.fail(SharedProblem(ended))
+def _count(runner: AlgorithmRunner, problem: str, steps: int, samples: int, begun: int) -> None:
+    work = runner.work
+    ended = work.skipped.count(problem, steps, samples, begun, work.samples)
+    if ended and not runner.algorithm.roles.together:
+        runner.fail(SharedProblem(ended))
     if ended:
-        at_work.failed = True
+        runner.failed = True
         raise DivergedError(ended)

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 minibatch_of = lru_cache(maxsize=64)(Minibatch)  #: found sooner than made: sizes repeat
 
 
-class AlgorithmAtWork:
+class AlgorithmRunner:
     """
     Args:
         algorithm: with its options.
@@ -51,7 +51,7 @@ class AlgorithmAtWork:
 
     def report(self) -> dict[str, Any] | None:
         """What the components can tell; None where they have nothing to tell. Local."""
-        report = self.work.left_out.report()
+        report = self.work.skipped.report()
         for component in self.components:
             report |= component.report() or {}
         return report or None
@@ -77,7 +77,7 @@ class AlgorithmAtWork:
         if is_warm(algorithm, work):
             return train_alone(algorithm, state, work, samples)
         if algorithm.synchronizes_every_step:
-            problem = work.left_out.problem(algorithm.problem(state, work, samples))
+            problem = work.skipped.problem(algorithm.problem(state, work, samples))
             total = self._together(self.group.agree, problem, samples)
         elif announced_total is not None:
             total = announced_total
@@ -103,7 +103,7 @@ class AlgorithmAtWork:
         start."""
         if is_warm(self.algorithm, self.work):
             return train_alone(self.algorithm, self.state, self.work, samples, skip=True)
-        self.work.left_out.problem(None)  # it is not trained on anyway
+        self.work.skipped.problem(None)  # it is not trained on anyway
         total = self.agree(samples)
         self.work.optimizer(self.work.gradient.flat, 0, total)
         return total

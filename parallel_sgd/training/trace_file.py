@@ -14,7 +14,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.clocks import ClockReading, compare_clocks, first_ranks_time
-from ..communication.job_environment import survives
+from ..communication.job_environment import fault_tolerant
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
 from ..trace import MOST_EVENTS, Trace
@@ -70,7 +70,7 @@ def traced(
 def _writable(path: str | os.PathLike[str], first: bool) -> Path:
     """The path, if a file can be written there, which the first rank tries."""
     file = checked_path("trace", path, "file")
-    if survives():
+    if fault_tolerant():
         raise UserError(f"trace={str(file)!r} needs all ranks to the end, not --survive")
     if first:
         with writing("trace", file):
@@ -94,7 +94,7 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
     facts = {
         "clock_uncertain_us": round(1e6 * max(begin.uncertain_s, end.uncertain_s), 3),
         "clock_drift_us": round(1e6 * (end.ahead_s - begin.ahead_s), 3),
-        "left_out": trace.left_out,
+        "skipped": trace.skipped,
     }
     everywhere = comm.allgather_object(facts)
     head: dict[str, Any] = {"parallel_sgd": __version__, "ranks": comm.size}
@@ -107,11 +107,11 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
     else:
         problem = _write_pieces(file, head, pieces)
     comm.raise_together(problem)
-    left_out = sum(head["left_out"])
-    if left_out and comm.rank == 0:
+    skipped = sum(head["skipped"])
+    if skipped and comm.rank == 0:
         print(
             f"parallel_sgd: trace {str(file)!r} holds the first {MOST_EVENTS:,} intervals of each "
-            f"rank; {left_out:,} are left out",
+            f"rank; {skipped:,} are left out",
             file=sys.stderr,
             flush=True,
         )

@@ -31,9 +31,9 @@ def train_alone(
 
     Collective.
     """
-    gradient, left_out = work.gradient.flat, work.left_out
-    problem = left_out.problem(None if skip else problem_with(gradient))
-    if left_out.skips and not algorithm.roles.together:  # servers would end training by it
+    gradient, skipped = work.gradient.flat, work.skipped
+    problem = skipped.problem(None if skip else problem_with(gradient))
+    if skipped.skips and not algorithm.roles.together:  # servers would end training by it
         work.comm.agree(problem if isinstance(problem, NotFinite) else None)
     work.group.agree_on_whole(problem, samples)
     if samples:

@@ -21,7 +21,7 @@ for number in range(300):
     except psgd.RanksLost:
         pass
     comm.revoke()
-    comm.regroup(grows=False)
+    comm.reconfigure(allow_join=False)
 print(f"{comm.size} ranks regroup", flush=True)
 """
 

@@ -70,13 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("with_mpi", False):
         return
     ranks = {"comm", "on_ranks"}
-    left_out = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
+    skipped = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
     for item in items:
         marked = item.get_closest_marker("ranks")
         if marked and launched_size() not in marked.args:
-            left_out.append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+            skipped.append(item)
+    config.hook.pytest_deselected(items=skipped)
+    items[:] = [item for item in items if item not in skipped]
 
 
 @pytest.fixture

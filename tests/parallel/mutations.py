@@ -29,7 +29,7 @@ STATING = [
     "learners",
     "local_updates",
     "low_rank",
-    "left_out",
+    "skipped",
     "hosts",
     "served_identities",
     "served_training",

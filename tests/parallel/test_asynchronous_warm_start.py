@@ -97,7 +97,7 @@ def test_as_long_as_the_whole_run_it_is_serial(comm, apart, name):
         if not learner.serves:
             step_of(learner, step)
             assert same_bits(learner.parameters.flat, serial.x)
-            assert same_bits(learner.at_work.common_model(), serial.x)
+            assert same_bits(learner.runner.common_model(), serial.x)
             assert learner.bytes_sent == 0
     assert same_bits(finished(comm, learner), serial.x)
     if not learner.serves:
@@ -152,7 +152,7 @@ def test_model_updates_go_on_from_the_first_worker(comm, apart):
                 if step == len(WHOLE) - 1:
                     stands_elsewhere(trained)
                 step_of(trained, step)
-            alike(learner.at_work.common_model(), twin.at_work.common_model(), step)
+            alike(learner.runner.common_model(), twin.runner.common_model(), step)
         twin.finish()
     final = finished(comm, learner)
     assert learner.serves or alike(final, twin.parameters.flat) is None

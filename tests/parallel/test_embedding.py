@@ -235,7 +235,7 @@ def test_of_several_servers_none_takes_what_one_would_refuse(comm):
 
 def test_rows_that_are_not_finite_are_left_out_with_their_minibatch(comm):
     learner = learner_on(comm, Embedding(name="t", width=3))
-    learner.left_out.skips = True
+    learner.skipped.skips = True
     if not learner.serves:
         rows, ids = learner.tables["t"], np.array([4, 5])
         for number in range(3):
@@ -244,7 +244,7 @@ def test_rows_that_are_not_finite_are_left_out_with_their_minibatch(comm):
             rows.push(ids, gradient, samples=1)
             learner.gradient.flat[:] = 0
             learner.step(1)
-        assert learner.report()["left_out"]["latest"] == (
+        assert learner.report()["skipped"]["latest"] == (
             "the gradient of rows of table 't' is not finite"
         )
         assert np.isfinite(rows.rows(ids)).all()

@@ -49,7 +49,7 @@ def test_what_is_left_out_in_a_warm_start_counts_once(comm):
     learner.gradient.flat[:] = np.inf
     for count in (1, 2):
         assert not learner.distributed
-        assert learner.at_work.skip(3, None) == 3
+        assert learner.runner.skip(3, None) == 3
         assert learner.samples == 3 * count
     assert learner.distributed and not learner.parameters.flat.any()
 

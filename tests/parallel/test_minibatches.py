@@ -17,7 +17,7 @@ import parallel_sgd as psgd
 from parallel_sgd.data import RankSource, Source, with_next
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.training.feed import Feed
-from parallel_sgd.training.minibatch_ledger import Announced
+from parallel_sgd.training.minibatch_ledger import MinibatchLedger
 
 
 def ahead(minibatches):
@@ -201,7 +201,7 @@ def test_what_all_ranks_leave_out_alike(comm, name, way, fetch):
 def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along():
     """Python finds out at any time that nobody holds a generator any more."""
     local_step = psgd.SGD(lr=0.1).bind(zeros("one block"))
-    announced = Announced(psgd.DataParallelSGD(), local_step)
+    announced = MinibatchLedger(psgd.DataParallelSGD(), local_step)
     kept, left = (Feed(announced, psgd.DataParallelSGD(), pytest.fail) for _ in range(2))
     for feed in (kept, left):
         announced.begin(feed)
@@ -229,7 +229,7 @@ def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
         pairs = zip(*[source.epoch(epoch, learner)] * 2, strict=False)
         for pair in pairs:
             learner.step(put(learner, *pair))
-        learner.forget_announced()
+        learner.discard_issued()
     learner.finish()
 
 
@@ -237,7 +237,7 @@ def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
 def test_a_step_meets_no_finish(on_ranks, compares):
     def body(comm):
         learner = learner_of(comm)
-        learner.in_common.compares = compares
+        learner.consistency.compares = compares
         learner.step(4)
         if last(comm):
             learner.step(4)
@@ -279,7 +279,7 @@ def test_legal_ways_with_minibatches(comm, name, kind):
     assert learner.samples == start + 40 * comm.size
     with pytest.raises(SharedError, match="must not be gone on with after another source has"):
         next(left)
-    learner.forget_announced()
+    learner.discard_issued()
     for _ in range(2):  # of none
         learner.step(4)
     learner.finish()

@@ -1,7 +1,7 @@
 """The invariants fail where the package is wrong: each fault is put in, and must be noticed.
 
 The faults are in `mutations`, and in `local_mutations`, `low_rank_mutations`,
-`left_out_mutations` and `pipeline_mutations`.
+`skipped_mutations` and `pipeline_mutations`.
 They run on threads, where a patch reaches all ranks.
 """
 
@@ -27,15 +27,6 @@ from invariants import (
     sums_in_rank_order,
 )
 from learners import refuses_what_is_not_finite, starts_warm
-from left_out import (
-    ends_where_it_goes_on,
-    goes_back_to_the_common_model,
-    leaves_no_trace,
-    names_who_differs,
-    refuses_a_push,
-    what_is_left_out_is_not_owed,
-)
-from left_out_mutations import LEFT_OUT_MUTATIONS
 from local_mutations import LOCAL_MUTATIONS
 from local_updates import (
     ALGORITHMS,
@@ -55,6 +46,15 @@ from low_rank import (
 from low_rank_mutations import LOW_RANK_MUTATIONS
 from mutations import MUTATIONS, Mutation, broken
 from pipeline_mutations import PIPELINE_MUTATIONS
+from skipped import (
+    ends_where_it_goes_on,
+    goes_back_to_the_common_model,
+    leaves_no_trace,
+    names_who_differs,
+    refuses_a_push,
+    what_is_left_out_is_not_owed,
+)
+from skipped_mutations import LEFT_OUT_MUTATIONS
 
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import messages

@@ -54,7 +54,7 @@ def spoiled(comm, what, **options):
             epochs=3,
             **options,
         ).run()
-        assert not learner.left_out.skips  # that was the session's
+        assert not learner.skipped.skips  # that was the session's
     return own.parameters.flat.copy(), rows
 
 
@@ -76,7 +76,7 @@ def test_a_bad_sample_costs_its_minibatch(comm, what):
     assert np.array_equal(parameters, by_hand(comm))
     assert all(row.event.startswith("1 minibatches left out: the ") for row in rows)
     assert all(0 < row.train_loss < 3 for row in rows)
-    told = rows[-1].details["left_out"]
+    told = rows[-1].details["skipped"]
     assert (told["minibatches"], told["samples"]) == (3, 3 * SIZE)
     assert f"the {what} is not finite" in told["latest"]
 

@@ -50,7 +50,7 @@ def test_evaluation_is_of_the_model_of_all(comm):
     learner = learner_of(model, comm, algorithm=psgd.ModelAveragingSGD(sync_steps=4))
     for step in range(6):  # two of them after the latest synchronization
         train(learner, step, 4)
-    before, shared = values(model), learner.at_work.common_model().copy()
+    before, shared = values(model), learner.runner.common_model().copy()
 
     def score(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
         assert not module.training and not torch.is_grad_enabled()

@@ -138,7 +138,7 @@ def test_residuals_go_on_from_a_saved_state(comm):
     with (
         hook_state(comm, **options) as straight,
         hook_state(comm, **options) as resumed,
-        hook_state(comm, **options) as regrouped,
+        hook_state(comm, **options) as reconfigured,
     ):
         for step in range(before):
             model.means(straight, layout, model.gradients(step))
@@ -148,8 +148,8 @@ def test_residuals_go_on_from_a_saved_state(comm):
         saved = torch.load(written, weights_only=True)
         resumed.load_state_dict(saved)
         assert resumed.steps == before
-        regrouped.load_state_dict(saved)
-        begun = left(comm, regrouped)
+        reconfigured.load_state_dict(saved)
+        begun = left(comm, reconfigured)
         assert np.abs(begun).max() > 0
         for step in range(before, before + 2):
             gradients = model.gradients(step)
@@ -157,11 +157,11 @@ def test_residuals_go_on_from_a_saved_state(comm):
             means = model.means(resumed, layout, gradients)
             assert all(map(np.array_equal, means, expected))
         # The names go by the order of the buckets, so the order of the parameters has to stay.
-        means = model.means(regrouped, ((4, 3, 2), (1, 0)), model.gradients(before))
+        means = model.means(reconfigured, ((4, 3, 2), (1, 0)), model.gradients(before))
         order = [4, 3, 2, 1, 0]
         got = comm.size * np.concatenate([means[i] for i in order]).astype(float)
         given = summed(comm, [model.gradients(before)[i] for i in order])
-        assert np.abs(got + left(comm, regrouped) - given - begun).max() < 1e-4 * comm.size
+        assert np.abs(got + left(comm, reconfigured) - given - begun).max() < 1e-4 * comm.size
 
 
 def test_loading_into_buckets_that_are_there(comm):

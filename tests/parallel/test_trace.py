@@ -124,7 +124,7 @@ def test_a_valid_file_of_all_ranks_and_threads(on_ranks, tmp_path, algorithm):
         assert (names.count("compute"), names.count("step"), names.count("finish")) == (7, 8, 1)
     require_nesting(events)
     facts = file["otherData"]
-    assert facts["left_out"] == [0] * len(ranks)
+    assert facts["skipped"] == [0] * len(ranks)
     assert facts["clock_uncertain_us"][0] == 0
     assert all(0 <= uncertain < 5e4 for uncertain in facts["clock_uncertain_us"])
 
@@ -185,7 +185,7 @@ def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
 
     results = on_ranks(body)
     ranks, file = range(len(results)), results[0]
-    assert file["otherData"]["left_out"] == list(ranks)
+    assert file["otherData"]["skipped"] == list(ranks)
     assert len([e for e in file["traceEvents"] if e["ph"] == "X"]) == 4 * len(ranks)
 
 

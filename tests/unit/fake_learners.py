@@ -18,7 +18,7 @@ class Comm:
     size: int = 1
     agreed: list = field(default_factory=list)
     lengths: list | None = None  #: samples of each rank, where they have data of their own
-    survives: bool = False
+    fault_tolerant: bool = False
 
     def allgather_object(self, item):
         return self.lengths or [item] * self.size

@@ -22,7 +22,7 @@ from parallel_sgd.array_files import flushed
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training.checkpoint import files as checkpoint_files
 from parallel_sgd.training.checkpoint.folder_lock import LOCK, FolderLock
-from parallel_sgd.training.session.state import Progress, Standing
+from parallel_sgd.training.session.state import Progress, SessionState
 from parallel_sgd.training.state.state_tree import capture, flatten, restore, unflatten
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -338,7 +338,7 @@ def test_the_lines_of_the_documentation(tmp_path, monkeypatch):
 
 
 ROW = asdict(Progress(1, 10, 0.5, 0.1, 64, 0, 1.0, {"test_loss": 0.5, "test_r2": None}))
-KEPT = {**Standing().as_dict(), "history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
+KEPT = {**SessionState().as_dict(), "history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -351,8 +351,8 @@ KEPT = {**Standing().as_dict(), "history": [ROW], "loss": 1.5, "count": 3, "seco
     ],
 )  # fmt: skip
 def test_what_no_session_has_kept(wrong):
-    assert Standing.of([KEPT, {**KEPT, "history": []}], 0, 1) == Standing(
+    assert SessionState.of([KEPT, {**KEPT, "history": []}], 0, 1) == SessionState(
         [Progress(**ROW)], 3.0, 6, 2.0
     )
-    assert Standing.of([{**KEPT, **wrong}], 0, 1) is None
-    assert Standing.of([None], 0, 1) is None
+    assert SessionState.of([{**KEPT, **wrong}], 0, 1) is None
+    assert SessionState.of([None], 0, 1) is None

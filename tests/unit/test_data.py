@@ -213,7 +213,7 @@ def test_ranks_with_their_own_data_refuse_what_cannot_work():
             {"minibatch_size": 1},
         ),
         ("distributed_after must be 0", Learner(distributed=False), {}),
-        ("leave out --survive", Learner(Comm(0, 2, survives=True)), {}),
+        ("leave out --survive", Learner(Comm(0, 2, fault_tolerant=True)), {}),
         (
             r"minibatch_size=64: no minibatch of these ranks begins after 3 samples",
             Learner(samples=3),

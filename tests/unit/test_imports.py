@@ -47,8 +47,8 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-# The same inside of rooms that have sub-rooms: a sub-room, or a file beside the sub-rooms. Files that
-# no list names stand below all that do, beside each other.
+# The same inside of rooms that have sub-rooms: each name is a sub-room, or a file beside them. What
+# no list names stands below all that is named.
 SUB_FLOORS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},

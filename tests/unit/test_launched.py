@@ -235,9 +235,9 @@ def test_an_error_of_mpi_beside_a_rank_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any, gone: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=MpiError))
-    own, now = board.OwnLine(), time.monotonic()
+    own, now = board.OwnHeartbeat(), time.monotonic()
     monkeypatch.setattr(abort, "own", own)
-    own.join(board.make_board(tmp_path / "board", 4), 2)
+    own.join(board.make_heartbeat_table(tmp_path / "board", 4), 2)
     process = subprocess.Popen(["sleep", "60"])
     birth = board._birth(process.pid)
     own.board.write(board.Line(3, process.pid, birth, now, now, 0.0, 60.0, ""))

@@ -17,7 +17,7 @@ from parallel_sgd import Parameters, RunFolder, UserError
 from parallel_sgd.array_files import write_arrays
 from parallel_sgd.command_line.cluster import namespaces
 from parallel_sgd.files import make_new, require_writable, write_whole
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.supervisor import Supervisor
 from parallel_sgd.parameter_server.order import RecordedOrder
 from parallel_sgd.training.checkpoint import files
 from parallel_sgd.training.session.rank_log import RankLog
@@ -213,7 +213,7 @@ def test_temporary_folders_are_private(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = os.umask(0)
     try:
-        with Roll(2) as one, Roll(2) as other:
+        with Supervisor(2) as one, Supervisor(2) as other:
             folders = [Path(*roll.environ.values()) for roll in (one, other)]
             assert len({*folders}) == 2 and {*folders} == {*tmp_path.iterdir()}
             assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
@@ -222,7 +222,7 @@ def test_temporary_folders_are_private(tmp_path, monkeypatch):
 
 
 def test_the_launcher_removes_shared_memory_of_mpi_and_nothing_else(victim):
-    with Roll(1) as roll:
+    with Supervisor(1) as roll:
         folder = Path(*roll.environ.values())
         (folder / "0.memory").write_text(f"{victim / 'file'}\n/dev/shm/mpich_shm/../x\n")
 

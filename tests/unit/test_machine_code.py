@@ -112,7 +112,7 @@ def test_without_a_folder_each_process_compiles_and_says_what_helps(folder):
 def kernels(folder, monkeypatch) -> Callable[[], ModuleType]:
     """Loads the kernels anew, as another process would."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
-    monkeypatch.setattr(machine_code._Lock, "in_vain", False)
+    monkeypatch.setattr(machine_code._Lock, "fruitless", False)
 
     def load() -> ModuleType:
         spec = importlib.util.spec_from_file_location("some_kernels", folder / "some_kernels.py")

@@ -203,7 +203,7 @@ def test_options_that_depend_on_each_other():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RecoveryStatus:
     """One of an outsider's, whose types are texts."""
 
     rate: float = 1.0
@@ -227,7 +227,7 @@ def built(kind, line, reserved=()):
     return on_command_line.build("mine", {"mine": kind}, p.parse_args(line.split()))
 
 
-@pytest.mark.parametrize("kind", [Told, Typed])
+@pytest.mark.parametrize("kind", [RecoveryStatus, Typed])
 def test_plain_dataclasses_on_the_command_line(kind):
     assert built(kind, "") == kind()
     made = built(kind, "--rate 0.5 --often 3 --loud --name=y")

@@ -78,8 +78,8 @@ def runs(names: Names) -> None:
     assert "validation_confident" in names["session"].run()[-1].metrics
 
 
-def left_out(names: Names) -> None:
-    told = names["learner"].report()["left_out"]
+def skipped(names: Names) -> None:
+    told = names["learner"].report()["skipped"]
     assert (told["minibatches"], told["samples"]) == (1, 12)
 
 
@@ -135,7 +135,7 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/training.md", 0): (with_torch, ran),
     ("docs/training.md", 1): (for_session, runs),
     ("docs/training.md", 2): (with_torch, ran),
-    ("docs/training.md", 3): (for_session, left_out),
+    ("docs/training.md", 3): (for_session, skipped),
     ("docs/training.md", 4): (for_session, kept),
     ("docs/training.md", 5): (of_its_own, makes),
     ("docs/ranks_that_die.md", 0): (with_learner, trained),

@@ -16,7 +16,7 @@ from parallel_sgd.communication.phrases import in_brief
 from parallel_sgd.launcher import rank_errors
 from parallel_sgd.launcher.options import parse
 from parallel_sgd.launcher.restarts import _keeps_output_apart
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 3
 
@@ -33,7 +33,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def fails(roll: Roll, rank: int, text: str, kind: str = "own", **environ: str) -> str:
+def fails(roll: Supervisor, rank: int, text: str, kind: str = "own", **environ: str) -> str:
     """What a rank prints by itself of an error."""
     variables = {"PMI_SIZE": str(RANKS), "PMI_RANK": str(rank), **environ}
     command = [sys.executable, "-c", FAILS, kind, text]
@@ -44,7 +44,7 @@ def fails(roll: Roll, rank: int, text: str, kind: str = "own", **environ: str) -
 
 
 def test_an_error_of_all_ranks_is_printed_once_when_the_last_one_has_come(capsys):
-    with Roll(RANKS, prints=True) as roll:
+    with Supervisor(RANKS, prints=True) as roll:
         for rank in (2, 0, 1):
             roll.look()
             assert capsys.readouterr().err == ""
@@ -58,7 +58,7 @@ def test_an_error_of_all_ranks_is_printed_once_when_the_last_one_has_come(capsys
 
 @pytest.mark.parametrize(("kind", "limit"), [("own", "_ALONE_S"), ("shared", "_SHARED_S")])
 def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsys, kind, limit):
-    with Roll(RANKS, prints=True) as roll:
+    with Supervisor(RANKS, prints=True) as roll:
         fails(roll, 1, "no data", kind)
         roll.look()
         assert capsys.readouterr().err == ""
@@ -78,14 +78,14 @@ def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsy
     ids=["too long", "a log of its own", "no pipe"],
 )
 def test_a_rank_prints_itself_what_the_launcher_does_not(capsys, text, prints, environ):
-    with Roll(RANKS, prints=prints) as roll:
+    with Supervisor(RANKS, prints=prints) as roll:
         rank = environ.get("PMI_RANK", "1")
         assert fails(roll, 1, text, **environ) == f"[rank {rank}] parallel-sgd: error: {text}\n"
     assert capsys.readouterr().err == ""
 
 
 def test_a_rank_prints_itself_where_the_launcher_is_gone(tmp_path: Path) -> None:
-    with Roll(RANKS, prints=True) as roll:
+    with Supervisor(RANKS, prints=True) as roll:
         roll._close_pipes()  # as the kernel does
         assert fails(roll, 1, "no data") == "[rank 1] parallel-sgd: error: no data\n"
 

@@ -28,11 +28,11 @@ from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
 from parallel_sgd.launcher.options import Request, parse
-from parallel_sgd.launcher.outcome import End, judge
+from parallel_sgd.launcher.outcome import Ending, judge
 from parallel_sgd.launcher.reachable_hosts import Hosts
 from parallel_sgd.launcher.restarts import Restarts, job_variables
 from parallel_sgd.launcher.run import Launch, plan
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 3
 
@@ -356,40 +356,45 @@ def test_a_child_of_a_rank_ends_by_sigterm():
 
 JUDGED = [
     # mpiexec's code, --survive, files, and what that is
-    (0, False, words(LEFT, LEFT, LEFT), End.COMPLETE),
-    (1, False, words(LEFT, LEFT, LEFT), End.COMPLETE),  # something has gone wrong after that
-    (1, False, words(LEFT, LEFT), End.LOST),
-    (0, False, {"0.on": "", "2.on": ""}, End.LOST),  # Open MPI, where a host is lost
-    (0, False, {"0.on": "", "2.on": "", **words(LEFT)}, End.LOST),  # and the program meets nobody
-    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, End.COMPLETE),
-    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, End.LOST),
-    (0, False, {"0.on": "", **words(LEFT)}, End.COMPLETE),  # others cannot say anything
-    (0, False, {}, End.COMPLETE),
-    (137, True, words(LEFT, LEFT), End.COMPLETE),
-    (0, True, words(LEFT), End.COMPLETE),
-    (0, True, {}, End.LOST),
-    (1, True, words(LEFT, FAILED), End.FAILED),
-    (0, True, {**words(LEFT), "2.0.begun": ""}, End.LOST),
-    (0, True, {**words(LEFT), "2.0.begun": "", "0.0.over": ""}, End.COMPLETE),
-    (0, True, {**words(LEFT), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, End.LOST),
-    (1, False, words(FAILED, LOST), End.LOST),
-    (1, True, words(LEFT, LOST), End.LOST),
-    (1, False, words(PREEMPTED, LEFT), End.PREEMPTED),
+    (0, False, words(LEFT, LEFT, LEFT), Ending.COMPLETE),
+    (1, False, words(LEFT, LEFT, LEFT), Ending.COMPLETE),  # something has gone wrong after that
+    (1, False, words(LEFT, LEFT), Ending.LOST),
+    (0, False, {"0.on": "", "2.on": ""}, Ending.LOST),  # Open MPI, where a host is lost
+    (
+        0,
+        False,
+        {"0.on": "", "2.on": "", **words(LEFT)},
+        Ending.LOST,
+    ),  # and the program meets nobody
+    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, Ending.COMPLETE),
+    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, Ending.LOST),
+    (0, False, {"0.on": "", **words(LEFT)}, Ending.COMPLETE),  # others cannot say anything
+    (0, False, {}, Ending.COMPLETE),
+    (137, True, words(LEFT, LEFT), Ending.COMPLETE),
+    (0, True, words(LEFT), Ending.COMPLETE),
+    (0, True, {}, Ending.LOST),
+    (1, True, words(LEFT, FAILED), Ending.FAILED),
+    (0, True, {**words(LEFT), "2.0.begun": ""}, Ending.LOST),
+    (0, True, {**words(LEFT), "2.0.begun": "", "0.0.over": ""}, Ending.COMPLETE),
+    (0, True, {**words(LEFT), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, Ending.LOST),
+    (1, False, words(FAILED, LOST), Ending.LOST),
+    (1, True, words(LEFT, LOST), Ending.LOST),
+    (1, False, words(PREEMPTED, LEFT), Ending.PREEMPTED),
 ]
 
 
 @pytest.mark.parametrize(("code", "survive", "files", "end"), JUDGED)
 def test_the_ranks_say_how_it_has_ended(code, survive, files, end):
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         for name, text in files.items():
             Path(roll.environ[FOLDER], name).write_text(text)
-        verdict = judge(code, roll, survive=survive)
-    assert verdict.end is end
-    assert ("no final model" in verdict.why) == (end is End.LOST and "2.0.begun" in files)
+        outcome = judge(code, roll, survive=survive)
+    assert outcome.end is end
+    assert ("no final model" in outcome.why) == (end is Ending.LOST and "2.0.begun" in files)
 
 
 def test_the_newest_checkpoint_is_what_was_told_last():
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         assert roll.newest_checkpoint() is None
         for rank, name, seconds in ((0, "later", 2), (1, "earlier", 1)):
             path = Path(roll.environ[FOLDER], f"{rank}.checkpoint")

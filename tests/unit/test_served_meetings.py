@@ -15,7 +15,7 @@ from deaths import KilledAfter, KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import Dies, simulate_survival
+from parallel_sgd.communication.elastic.simulated import Fails, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 from parallel_sgd.errors import WaitedInVain
 from parallel_sgd.training.checkpoint.config import SharedClock
@@ -46,7 +46,7 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
         def evaluated(*arguments: Any, **given: Any) -> Any:
             if learner.samples >= 120 and number == 1:
                 assert all(others.acquire(timeout=20) for _ in range(2))
-                raise Dies
+                raise Fails
             if learner.samples >= 120:
                 others.release()
             return evaluate(*arguments, **given)
@@ -60,7 +60,7 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
                 validation=psgd.CrossValidation(data=DATA, patience=50),
             )
 
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_recovery(RANKS, body, timeout_s=30)
     assert results[1] is None and results[0][-1].samples == 240
     assert [row.metrics for row in results[0]] == [row.metrics for row in results[2]]
 
@@ -75,7 +75,7 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> No
 
         def evaluated(*arguments: Any, **given: Any) -> Any:
             if number == 0 and dies:
-                raise Dies
+                raise Fails
             return evaluate(*arguments, **given)
 
         model.evaluate_sums = evaluated
@@ -91,9 +91,9 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> No
 
     dies, folder = False, tmp_path / "before"
     if resumed:
-        simulate_survival(RANKS, body, timeout_s=30)
+        simulate_recovery(RANKS, body, timeout_s=30)
     dies, folder = True, tmp_path / "run"
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_recovery(RANKS, body, timeout_s=30)
     assert results[0] is None
     (row,) = (rows[-1] for rows in results if rows)
     assert row.samples == 120 and row.metrics["test_loss"] > 0
@@ -117,7 +117,7 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
         name = threading.current_thread().name
         if name in asking and name == "rank 1":
             assert all(others.acquire(timeout=20) for _ in range(2))
-            raise Dies
+            raise Fails
         if name in asking:
             others.release()
         return allgather(comm, item)
@@ -135,7 +135,7 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
 
     monkeypatch.setattr(SharedClock, "stepped", asked)
     monkeypatch.setattr(Communicator, "allgather_object", gathered)
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_recovery(RANKS, body, timeout_s=30)
     assert results[1] is None
     assert [rows[-1].samples for rows in results if rows] == [120, 120]
 
@@ -171,7 +171,7 @@ def test_a_rank_dies_anywhere_in_a_session(
         folder = tmp_path / str(number)
         with monkeypatch.context() as patch:
             kill = KilledAtMessage(patch, victim, number)
-            results = simulate_survival(RANKS, body, timeout_s=30, spares=spares)
+            results = simulate_recovery(RANKS, body, timeout_s=30, spares=spares)
         if not kill.killed:
             break
         killed += 1
@@ -198,7 +198,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
         def together(*arguments: Any, **given: Any) -> Any:
             if learner.samples == 60 and number == 1:
                 assert all(others.acquire(timeout=20) for _ in range(2))
-                raise Dies
+                raise Fails
             comm = learner.comm
             if learner.samples == 60:
                 others.release()
@@ -210,7 +210,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
             return rows_of_session(learner, model, epochs=4)
 
     with pytest.raises(WaitedInVain, match=r"learner\.between_steps, or start again"):
-        simulate_survival(RANKS, body, timeout_s=30)
+        simulate_recovery(RANKS, body, timeout_s=30)
 
 
 def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
@@ -228,7 +228,7 @@ def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         kill = KilledAtMessage(patch, 0, 80)
-        results = simulate_survival(RANKS, body, timeout_s=30)
+        results = simulate_recovery(RANKS, body, timeout_s=30)
     assert kill.killed
     for sent, taken in filter(None, results):
         assert 0 <= sent - taken * 3200 <= 2 * 3200  # pushes and answers; one was made again
@@ -255,7 +255,7 @@ def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
     for death in range(24, 60):  # when all have their learners
         with monkeypatch.context() as patch:
             kill = KilledAfter(patch, 2, death, other=death % 2)
-            results = simulate_survival(5, body, timeout_s=30)
+            results = simulate_recovery(5, body, timeout_s=30)
         killed += kill.killed
         for number, sums in filter(None, results):
             assert len(sums) == (0 if number == 4 else 3), (death, results)
@@ -277,12 +277,12 @@ def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -
                     died.wait(20)
             if number == 0:
                 died.set()
-                raise Dies
+                raise Fails
             learner.finish()
             return number, learner.samples, learner.serves
 
     died = threading.Event()
-    results = simulate_survival(RANKS, body, timeout_s=20)
+    results = simulate_recovery(RANKS, body, timeout_s=20)
     assert results[0] is None
     assert all(serves or samples >= 60 for _, samples, serves in filter(None, results))
 
@@ -297,7 +297,7 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
 
         def gradient(*arguments: Any, **given: Any) -> Any:
             if number == 0 and learner.samples == dies_at:
-                raise Dies
+                raise Fails
             return backward(*arguments, **given)
 
         model.gradient = gradient
@@ -313,7 +313,7 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
 
     for dies_at in (30, 90, 150, 210):
         folder = tmp_path / str(dies_at)
-        results = simulate_survival(RANKS, body, timeout_s=30)
+        results = simulate_recovery(RANKS, body, timeout_s=30)
         assert results[0] is None
         rows = [rows for serves, first, rows in filter(None, results) if first and not serves]
         assert len(rows) == 1 and rows[0][-1].samples == 240
@@ -343,7 +343,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
         first_has_come = dies.is_set() and come["rank 0"] >= number
         if first_has_come and threading.current_thread().name == "rank 3":
             died.set()
-            raise Dies
+            raise Fails
         return take(mailbox, key)
 
     def body(comm: Communicator) -> bool:
@@ -358,7 +358,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
 
     monkeypatch.setattr(psgd.Learner, "meet_once", met)
     monkeypatch.setattr(Mailbox, "take", taken)
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_recovery(RANKS, body, timeout_s=30)
     assert died.is_set() and results == [False, False, True, None]
     newest = psgd.Checkpoints(tmp_path).latest().name[:12]  # a death in the last one's writing
     assert int(newest) == 6 or (int(newest), number) == (4, 6)
@@ -389,7 +389,7 @@ def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypat
     for number in range(20, 120, 3):
         with monkeypatch.context() as patch:
             kill = KilledAtMessage(patch, number % 3, number)
-            results = simulate_survival(RANKS, body, timeout_s=30)
+            results = simulate_recovery(RANKS, body, timeout_s=30)
         killed += kill.killed
         for sums in filter(None, results):
             assert set(sums) <= {22, 33}, number

@@ -167,7 +167,7 @@ def test_what_is_left_out_leaves_no_trace(name):
                     x = torch.full((8, 4), torch.nan if bad and number % 2 else 0.5 + number)
                     model(x).square().mean().backward()
                     learner.step(samples=8)
-    assert learners[0].left_out.minibatches == 4
+    assert learners[0].skipped.minibatches == 4
     assert values(models[0]) == values(models[1])
     _, arrays = flatten(capture(learners[0])["optimizer"])
     _, others = flatten(capture(learners[1])["optimizer"])
@@ -191,7 +191,7 @@ def test_groups_stay_the_same_dictionaries(tmp_path):
         held["lr"] = 0.01
         model(torch.full((8, 4), torch.nan)).sum().backward()
         learner.step(samples=8)
-        assert learner.left_out.minibatches == 1
+        assert learner.skipped.minibatches == 1
         assert (held["k"], held["lr"], learner.local_step.lr) == (2, 0.01, 0.01)
         held["lr"] = 0.02
         assert learner.local_step.lr == 0.02

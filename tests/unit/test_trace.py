@@ -41,7 +41,7 @@ def test_memory_is_bounded(monkeypatch):
     trace = Trace()
     for number in range(5):
         trace.record(str(number), 0.0, 1.0)
-    assert ([event.name for event in trace.events], trace.left_out) == (["0", "1", "2"], 2)
+    assert ([event.name for event in trace.events], trace.skipped) == (["0", "1", "2"], 2)
 
 
 def test_by_default_nothing_is_kept_and_next_to_no_time_taken():

@@ -14,7 +14,7 @@ import pytest
 from limits import patience
 
 from parallel_sgd.communication.liveness import watchdog as watchdog_module
-from parallel_sgd.communication.liveness.finish import Calls, Departures
+from parallel_sgd.communication.liveness.finish import Calls, FinishProtocol
 from parallel_sgd.communication.liveness.watchdog import Watchdog
 from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 
@@ -87,9 +87,12 @@ def test_a_problem_is_told_where_others_do_not_come_soon(capfd):
 @pytest.mark.parametrize("entered", [4, 5])
 def test_a_rank_that_has_left_is_missed_where_it_is_needed(entered, last_resort, capfd):
     """In the fifth collective: not where it has entered that one before it left."""
-    departures, ended = Departures(SimpleNamespace(rank=1, size=3, iprobe=lambda tag: False)), []
-    departures._left[2] = {"0": entered, "0/1.0": 9}
-    watched = Watchdog(60.0, 0, lambda: ended.append(1), departures)
+    finish_protocol, ended = (
+        FinishProtocol(SimpleNamespace(rank=1, size=3, iprobe=lambda tag: False)),
+        [],
+    )
+    finish_protocol._left[2] = {"0": entered, "0/1.0": 9}
+    watched = Watchdog(60.0, 0, lambda: ended.append(1), finish_protocol)
     with watched("allgather", Calls("0", (0, 1, 2), entered=5)):
         time.sleep(2.5)
     text = capfd.readouterr().err

@@ -18,7 +18,7 @@ from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 from ...training.session.run_folder import CONFIG, OPTIONS
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build
-from .config import arguments_of, config_text, leave_out_defaults
+from .config import arguments_of, config_text, without_defaults
 from .data import require_data_options
 from .model import require_model_options
 from .options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
@@ -54,7 +54,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
             raise UserError(f"{path}: {error}") from None
         of_line, both = options, [*from_file, *from_line]
         options = _parser_for(both).parse_args(both)
-        leave_out_defaults(options, of_file, of_line, CHOICES)
+        without_defaults(options, of_file, of_line, CHOICES)
     if options.config is not None:
         raise UserError(f"config={shown(options.config)} must be the first argument")
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
@@ -69,7 +69,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
     _require_another_folder(options)
-    adjusting(options)  # refuses what is not possible
+    best_model(options)  # refuses what is not possible
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
     outer = getattr(algorithm, "outer", None)
@@ -139,7 +139,7 @@ def described_as_config(
     """
     adjusted = {
         name: value
-        for rule in adjusting(options).values()
+        for rule in best_model(options).values()
         for name, value in values_of(rule).items()
     }
     values = {**values_of(algorithm), **values_of(optimizer), **adjusted, **vars(options)}
@@ -149,7 +149,7 @@ def described_as_config(
     return config_text(shown_parser, values, heading=heading, whole=whole)
 
 
-def adjusting(options: argparse.Namespace) -> dict[str, Any]:
+def best_model(options: argparse.Namespace) -> dict[str, Any]:
     """The rules that adjust training, of those that were asked for, by name. Local."""
     rules = {
         name: build(name, {name: kind}, options)

@@ -41,7 +41,7 @@ from ...training.session.run_folder import require_tensorboard
 from ...validation import shown
 from ...version import __version__
 from ..options import describe
-from .arguments import ADJUSTING, adjusting, described_as_config, read, run_of
+from .arguments import ADJUSTING, best_model, described_as_config, read, run_of
 from .data import TrainingData, known_of, read_data, standardized
 from .model import TrainingModel, kind_of_model, make_model
 from .reporting import (
@@ -145,7 +145,7 @@ def train_on(
         except SharedError as error:
             raise _with_hint(error, options, data, learner.samples) from None
         first = comm.rank == learner.group.workers[0]  # another one, where the first has died
-    ranks += deaths_in_words(len(comm.lost_ranks))
+    ranks += deaths_in_words(len(comm.failed_ranks))
     serial = None
     if first and options.compare_serial:
         print("serial SGD, same seed:", flush=True)
@@ -197,7 +197,7 @@ def _session(
         report=report,
         started=print_choices if folder else None,
         progress_bar=folder is not None and on_terminal() and not options.no_progress_bar,
-        **adjusting(options),
+        **best_model(options),
     )
 
 

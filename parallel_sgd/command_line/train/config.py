@@ -64,7 +64,7 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
     return arguments
 
 
-def leave_out_defaults(
+def without_defaults(
     options: argparse.Namespace,
     file: argparse.Namespace,
     line: argparse.Namespace,

@@ -27,7 +27,7 @@ def print_choices(learner: Learner) -> None:
     """What was chosen before training, and by what: for each exchange a line for the way of
     messages, and one for the bits where they are "auto"; with parameter servers that of the bits;
     nothing on one rank."""
-    for component in learner.at_work.components:
+    for component in learner.runner.components:
         if isinstance(component, DataParallelASGDState) and component.measured:
             print(f"gradient bits: {component.bits} ({component.measured})", flush=True)
         if not isinstance(component, ExchangeState) or learner.comm.size == 1:

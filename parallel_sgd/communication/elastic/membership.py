@@ -1,10 +1,10 @@
 """Ranks that survive each other over MPI: how they meet again after some have died (ULFM).
 
-All ranks that mpiexec started, those in reserve too, share one communicator, the lobby, in which
-nothing is communicated as long as all goes well. Whoever notices a death revokes it, with all other
-communicators, so that every rank comes to `regroup`: the lobby is shrunk to those that are left,
-who tell what they are, and split off the group that goes on. Whether all of them have come so far
-is agreed on, in a call that no death disturbs; else they begin anew.
+All ranks that mpiexec started, standby ranks too, share one communicator, the rendezvous. As long
+as all goes well, nothing is communicated in it. A rank that notices a failure revokes it, with all
+other communicators, so that every rank comes to `reconfigure`: the rendezvous is shrunk to the
+remaining ranks, which report their roles, and split off the group that continues. Then the ranks
+agree, in a call that no failure disturbs, that all of them have come so far; else they begin anew.
 
 A rank at its end waits in the lobby until all others have come to theirs: they may need it to
 regroup. Then every rank leaves without MPI_Finalize, which hangs where ranks are missing.
@@ -28,19 +28,19 @@ from mpi4py import MPI
 from ..backoff import Backoff
 from ..liveness.abort import print_labelled
 from ..liveness.eviction import Killing
-from ..liveness.failure import is_loss
+from ..liveness.failure import is_rank_failure
 from ..liveness.rank_status import FAILED, LEFT, LOST, sign_off
 from ..liveness.watchdog import Watchdog, standing_by
 from ..phrases import in_words
 from ..stderr import tell
-from .reconfigure import Grouping, Member, Role, grouping
+from .reconfigure import Member, Membership, Role, new_membership
 
 _ENDED = 2  #: tag: the sender's program has come to its end
 
 _LONGEST_SLEEP_S = 0.02  #: of a rank in the lobby, between two looks
 
 
-class Lobby:
+class Rendezvous:
     """Where the ranks of the world meet again.
 
     Args:
@@ -59,12 +59,12 @@ class Lobby:
     def __init__(self, world: MPI.Intracomm, spares: int, watched: Watchdog) -> None:
         self._comm, self._watched = world.Dup(), watched
         self._rank, self.wanted = world.rank, world.size - spares
-        self.has_reserve = spares > 0
+        self.has_standby = spares > 0
         self.role = Role.TRAINS if self._rank < self.wanted else Role.IN_RESERVE
         self._place = self._rank if self.role == Role.TRAINS else -1
         self._abandoned: list[MPI.Intracomm] = []  # what is under way may yet use them
         self.generation = 0
-        self.group = Grouping(tuple(range(self.wanted)), tuple(range(self.wanted)), spares)
+        self.group = Membership(tuple(range(self.wanted)), tuple(range(self.wanted)), spares)
         self.lost: list[int] = []
         self._known = list(range(world.size))
         self._ended: set[int] = set()
@@ -84,10 +84,10 @@ class Lobby:
         return joined
 
     def revoke(self) -> None:
-        """Have all ranks come to `regroup`. Local."""
+        """Have all ranks come to `reconfigure`. Local."""
         self._comm.Revoke()
 
-    def regroup(self, *, grows: bool) -> MPI.Intracomm | None:
+    def reconfigure(self, *, allow_join: bool) -> MPI.Intracomm | None:
         """The group that goes on; None where this rank has no place in it.
 
         Args:
@@ -101,12 +101,12 @@ class Lobby:
                 shrunk = cast(MPI.Intracomm, self._comm.Shrink())
                 group, made = None, None
                 try:
-                    group = grouping(self._members(shrunk, grows), self.wanted)
+                    group = new_membership(self._members(shrunk, allow_join), self.wanted)
                     made = self._split(shrunk, group)
                     if shrunk.Get_failed().size:  # then what has come may be of nobody
                         made = None
                 except MPI.Exception as error:
-                    if not is_loss(error):
+                    if not is_rank_failure(error):
                         raise
                 self._abandoned.append(self._comm)
                 self._comm = shrunk
@@ -114,15 +114,15 @@ class Lobby:
                     assert group is not None and made is not None
                     return self._begin(group, made)
 
-    def _begin(self, group: Grouping, made: MPI.Intracomm) -> MPI.Intracomm | None:
+    def _begin(self, group: Membership, made: MPI.Intracomm) -> MPI.Intracomm | None:
         self.group, self.generation = group, self.generation + 1
         if self._rank not in group.ranks:
             return None
         self.role, self._place = Role.TRAINS, group.ranks.index(self._rank)
         return made
 
-    def _members(self, comm: MPI.Intracomm, grows: bool) -> list[Member]:
-        own = np.array([self._rank, self.role, self._place, grows], np.int64)
+    def _members(self, comm: MPI.Intracomm, allow_join: bool) -> list[Member]:
+        own = np.array([self._rank, self.role, self._place, allow_join], np.int64)
         everybody = np.empty((comm.size, own.size), np.int64)
         comm.Allgather(own, everybody)
         members = [
@@ -135,7 +135,7 @@ class Lobby:
         self._ended = {m.rank for m in members if m.role == Role.HAS_ENDED}
         return members
 
-    def _split(self, comm: MPI.Intracomm, group: Grouping) -> MPI.Intracomm:
+    def _split(self, comm: MPI.Intracomm, group: Membership) -> MPI.Intracomm:
         if self._rank not in group.ranks:
             return cast(MPI.Intracomm, comm.Split(MPI.UNDEFINED, 0))
         return cast(MPI.Intracomm, comm.Split(0, group.ranks.index(self._rank)))
@@ -156,7 +156,7 @@ class Lobby:
                 try:
                     self._comm.Send(own, peer, _ENDED)
                 except MPI.Exception as error:
-                    if not is_loss(error):
+                    if not is_rank_failure(error):
                         raise
 
     def _wait(self) -> MPI.Intracomm | None:
@@ -181,11 +181,11 @@ class Lobby:
                     self._comm.Recv(told, MPI.ANY_SOURCE, _ENDED)
                     self._ended.add(int(told[0]))
             except MPI.Exception as error:
-                if not is_loss(error):
+                if not is_rank_failure(error):
                     raise
                 self._take_note()
             if self._comm.Is_revoked():
-                comm = self.regroup(grows=True)
+                comm = self.reconfigure(allow_join=True)
                 if comm is not None:
                     return comm
         return None
@@ -209,7 +209,7 @@ def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
     try:
         return bool(comm.Agree(int(ready)))
     except MPI.Exception as error:
-        if not is_loss(error):
+        if not is_rank_failure(error):
             raise
         return False
 

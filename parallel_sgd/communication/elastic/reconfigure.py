@@ -33,11 +33,11 @@ class Member:
     rank: int
     role: Role
     place: int
-    grows: bool
+    allow_join: bool
 
 
 @dataclass(frozen=True)
-class Grouping:
+class Membership:
     """The group as it goes on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Grouping:
         return tuple(new for new, old in enumerate(self.before) if old < 0)
 
 
-def grouping(members: Sequence[Member], wanted: int) -> Grouping:
+def new_membership(members: Sequence[Member], wanted: int) -> Membership:
     """The group that these ranks make. Local; the same on all of them.
 
     Args:
@@ -69,10 +69,10 @@ def grouping(members: Sequence[Member], wanted: int) -> Grouping:
     reserve = sorted(m.rank for m in members if m.role == Role.IN_RESERVE)
     places = {member.place: member for member in stay}
     free = [place for place in range(wanted) if place not in places]
-    grows = bool(stay) and all(member.grows for member in stay)
-    joining = dict(zip(free, reserve if grows else [], strict=False))
+    allow_join = bool(stay) and all(member.allow_join for member in stay)
+    joining = dict(zip(free, reserve if allow_join else [], strict=False))
     order = sorted([*places, *joining])
-    return Grouping(
+    return Membership(
         ranks=tuple(places[p].rank if p in places else joining[p] for p in order),
         before=tuple(p if p in places else -1 for p in order),
         spares=len(reserve) - len(joining),

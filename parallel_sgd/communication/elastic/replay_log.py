@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...errors import UserError
 from ...kernels import array_module, on_host
 from ..communicator import Communicator, Counts
-from ..liveness.failure import is_loss, meet_again
+from ..liveness.failure import is_rank_failure, reconfigure_ranks
 from ..messages import Array
 from ..serialization import packed, unpacked
 
@@ -28,7 +28,7 @@ MOST_BYTES = 16 << 20
 """Of arrays that are written down: programs read their data each for themselves."""
 
 
-class WithPrologue(Communicator):
+class WithReplayLog(Communicator):
     """Before a communicator whose ranks survive each other.
 
     Args:
@@ -49,7 +49,7 @@ class WithPrologue(Communicator):
         """The communicator behind this class."""
         return super()
 
-    def end_prologue(self) -> None:
+    def end_replay_log(self) -> None:
         """The ranks begin to train. Local."""
         self._written, self._told = None, None
         self._hosts = None
@@ -57,15 +57,15 @@ class WithPrologue(Communicator):
     def join(self) -> None:
         """Hear what the others have told each other: on a rank that was in reserve. Collective."""
         try:
-            self._share_prologue()
+            self._share_replay_log()
         except Exception as error:
-            if not is_loss(error):
+            if not is_rank_failure(error):
                 raise
-            meet_again(self)
+            reconfigure_ranks(self)
 
-    def _share_prologue(self) -> None:
+    def _share_replay_log(self) -> None:
         """Tell ranks that have joined and do not know it, also where one that has told it has died
-        since. To be called after each `regroup`. Collective."""
+        since. To be called after each `reconfigure`. Collective."""
         if not self._reserve:
             return
         knows = self._inner.sum_integers(np.array([self._known is not None], np.int64))
@@ -76,7 +76,7 @@ class WithPrologue(Communicator):
             self._known = next((known for known in told if known is not None), [])
             self._told = deque(self._known)
 
-    def _once(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
+    def _replayed(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
         """Call it, and write down what it gives; or give what is written down.
 
         Args:
@@ -116,20 +116,20 @@ class WithPrologue(Communicator):
 
     def _allgather_bytes(self, data: bytes) -> list[bytes]:
         call = self._inner._allgather_bytes
-        return cast(list[bytes], self._once("allgather_object", lambda: call(data)))
+        return cast(list[bytes], self._replayed("allgather_object", lambda: call(data)))
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         call = self._inner.sum_integers
-        total: npt.NDArray[np.int64] = self._once("sum_integers", lambda: call(values))
+        total: npt.NDArray[np.int64] = self._replayed("sum_integers", lambda: call(values))
         return total
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         call = self._inner.broadcast
-        self._once("broadcast", lambda: call(array, root), array)
+        self._replayed("broadcast", lambda: call(array, root), array)
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         call = self._inner.allgather
-        self._once("allgather", lambda: call(send, receive, counts), receive)
+        self._replayed("allgather", lambda: call(send, receive, counts), receive)
 
     def alltoall(
         self,
@@ -141,4 +141,4 @@ class WithPrologue(Communicator):
         most: int | None = None,
     ) -> None:
         call, rest = self._inner.alltoall, (send_counts, receive, receive_counts)
-        self._once("alltoall", lambda: call(send, *rest, most=most), receive)
+        self._replayed("alltoall", lambda: call(send, *rest, most=most), receive)

@@ -10,10 +10,10 @@ from ...errors import UserError
 from ..background import rank_ends
 from ..communicator import Communicator
 from ..liveness.failure import RankFailed
-from ..threads.communicator import Dies, ThreadCommunicator, ThreadWorld
+from ..threads.communicator import Fails, ThreadCommunicator, ThreadWorld
 from ..timeouts import TIMEOUT_S
-from .reconfigure import Grouping, Member, Role, grouping
-from .replay_log import WithPrologue
+from .reconfigure import Member, Membership, Role, new_membership
+from .replay_log import WithReplayLog
 
 Result = TypeVar("Result")
 
@@ -28,9 +28,9 @@ class Group:
     """
 
     def __init__(self, size: int, spares: int, timeout_s: float) -> None:
-        self.wanted, self.has_reserve, self.timeout_s = size, spares > 0, timeout_s
+        self.wanted, self.has_standby, self.timeout_s = size, spares > 0, timeout_s
         self.generation = 0
-        self.grouping = Grouping(tuple(range(size)), tuple(range(size)), spares)
+        self.new_membership = Membership(tuple(range(size)), tuple(range(size)), spares)
         self.world = ThreadWorld(size, timeout_s)
         self._changed = threading.Condition()
         self.lost: list[int] = []
@@ -39,17 +39,17 @@ class Group:
             rank: Member(rank, Role.IN_RESERVE, -1, True) for rank in range(size, size + spares)
         }  # those that have come, or need not
 
-    def communicator(self, rank: int) -> SurvivingThread | None:
+    def communicator(self, rank: int) -> RecoveringThread | None:
         """Of a rank that begins; for one in reserve, as it joins. None where it is never needed."""
         if rank < self.wanted:
-            return SurvivingThread(self, rank)
+            return RecoveringThread(self, rank)
         with self._changed:
-            self._changed.wait_for(lambda: rank in self.grouping.ranks or self._all_ended())
-            return SurvivingThread(self, rank) if rank in self.grouping.ranks else None
+            self._changed.wait_for(lambda: rank in self.new_membership.ranks or self._all_ended())
+            return RecoveringThread(self, rank) if rank in self.new_membership.ranks else None
 
     def _all_ended(self) -> bool:
         train = (m for m in self._members.values() if m.role == Role.HAS_ENDED)
-        return self._alive.isdisjoint(set(self.grouping.ranks) - {m.rank for m in train})
+        return self._alive.isdisjoint(set(self.new_membership.ranks) - {m.rank for m in train})
 
     def die(self, rank: int) -> None:
         """A rank is gone: whoever waits hears of it."""
@@ -58,43 +58,43 @@ class Group:
             self.lost.append(rank)
             self._members.pop(rank, None)
             self.world.revoke()
-            self._regroup_if_all_are_here()
+            self._reconfigure_if_complete()
             self._changed.notify_all()
 
     def end(self, rank: int) -> None:
         """A rank's program has come to its end."""
         with self._changed:
             self._members[rank] = Member(rank, Role.HAS_ENDED, -1, True)
-            self._regroup_if_all_are_here()
+            self._reconfigure_if_complete()
             self._changed.notify_all()
 
-    def meet(self, rank: int, place: int, grows: bool) -> None:
+    def meet(self, rank: int, place: int, allow_join: bool) -> None:
         """Wait until all ranks that are left have come, and go on as a new group."""
         with self._changed:
             number = self.generation
-            self._members[rank] = Member(rank, Role.TRAINS, place, grows)
-            self._regroup_if_all_are_here()
+            self._members[rank] = Member(rank, Role.TRAINS, place, allow_join)
+            self._reconfigure_if_complete()
             if not self._changed.wait_for(lambda: self.generation > number, self.timeout_s):
                 raise UserError(f"rank {rank} waits for others after a rank has died")
 
-    def _regroup_if_all_are_here(self) -> None:
+    def _reconfigure_if_complete(self) -> None:
         members = [self._members[rank] for rank in self._alive if rank in self._members]
         trains = [member.rank for member in members if member.role == Role.TRAINS]
         if len(members) < len(self._alive) or not trains:
             return
-        self.grouping = grouping(members, self.wanted)
+        self.new_membership = new_membership(members, self.wanted)
         self.world = ThreadWorld(
-            len(self.grouping.ranks), self.timeout_s, known_as=self.grouping.ranks
+            len(self.new_membership.ranks), self.timeout_s, known_as=self.new_membership.ranks
         )
-        for joined in self.grouping.joined:
-            del self._members[self.grouping.ranks[joined]]
+        for joined in self.new_membership.joined:
+            del self._members[self.new_membership.ranks[joined]]
         for rank in trains:
             del self._members[rank]
         self.generation += 1
         self._changed.notify_all()
 
 
-class SurvivingThread(WithPrologue, ThreadCommunicator):
+class RecoveringThread(WithReplayLog, ThreadCommunicator):
     """One thread's view of a group.
 
     Args:
@@ -102,34 +102,34 @@ class SurvivingThread(WithPrologue, ThreadCommunicator):
         number: of this rank in the world, for good.
     """
 
-    survives = True
+    fault_tolerant = True
 
     def __init__(self, group: Group, number: int) -> None:
-        place = group.grouping.ranks.index(number)
+        place = group.new_membership.ranks.index(number)
         ThreadCommunicator.__init__(self, group.world, place)
-        WithPrologue.__init__(self, reserve=group.has_reserve, joins=group.generation > 0)
+        WithReplayLog.__init__(self, reserve=group.has_standby, joins=group.generation > 0)
         self._group, self._number, self.generation = group, number, group.generation
 
     @property
     def spares(self) -> int:
-        return min(self._group.grouping.spares, self._group.wanted - self.size)
+        return min(self._group.new_membership.spares, self._group.wanted - self.size)
 
     @property
-    def lost_ranks(self) -> tuple[int, ...]:
+    def failed_ranks(self) -> tuple[int, ...]:
         return tuple(self._group.lost)
 
     def revoke(self) -> None:
         self._world.revoke()
 
-    def regroup(self, *, grows: bool) -> None:
-        self._group.meet(self._number, self.rank, grows)
+    def reconfigure(self, *, allow_join: bool) -> None:
+        self._group.meet(self._number, self.rank, allow_join)
         self._world, self.generation = self._group.world, self._group.generation
-        self.rank = self._group.grouping.ranks.index(self._number)
+        self.rank = self._group.new_membership.ranks.index(self._number)
         self.size, self._hosts, self._subworlds_made = self._world.size, None, 0
-        self._share_prologue()
+        self._share_replay_log()
 
 
-def simulate_survival(
+def simulate_recovery(
     size: int,
     function: Callable[[Communicator], Result],
     *,
@@ -138,7 +138,7 @@ def simulate_survival(
 ) -> list[Result | None]:
     """Run `function(comm)` on ranks that survive each other, a thread each.
 
-    A rank dies by raising `Dies`.
+    A rank dies by raising `Fails`.
 
     Returns:
         What it returned on each rank, in the order of their numbers in the world, those in reserve
@@ -158,7 +158,7 @@ def simulate_survival(
                     comm.join()
                 results[rank] = function(comm)
                 group.end(rank)
-        except Dies:
+        except Fails:
             group.world.revoke()  # so that what it does in the background ends with it
             rank_ends(lambda: group.die(rank))
         except BaseException as error:

@@ -10,13 +10,13 @@ from ..liveness.finish import Calls, call_last
 from ..liveness.heartbeat import own
 from ..liveness.watchdog import Watchdog
 from ..mpi.communicator import MpiCommunicator, begin
-from .membership import Lobby
-from .replay_log import WithPrologue
+from .membership import Rendezvous
+from .replay_log import WithReplayLog
 
-_world: SurvivingCommunicator | None = None
+_world: UlfmCommunicator | None = None
 
 
-def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
+def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """The ranks that train. A rank in reserve returns as it joins them, or ends here.
 
     There is one such communicator in a process; what later calls give is made from it, and does not
@@ -26,20 +26,20 @@ def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     if _world is not None:
         return _world.duplicate()
     watched = begin(timeout_s)
-    watched.survives = True
+    watched.fault_tolerant = True
     end_with_this_process()
     with watched("Communicator.world()"):
-        lobby = Lobby(MPI.COMM_WORLD, requested_spares(), watched)
+        rendezvous = Rendezvous(MPI.COMM_WORLD, requested_spares(), watched)
         own.meet(MPI.COMM_WORLD, timeout_s)
-    call_last(lobby.leave)
-    comm = lobby.first_group()
-    _world = SurvivingCommunicator(comm, watched, lobby, cuda_aware=cuda_aware)
-    if lobby.generation:
+    call_last(rendezvous.leave)
+    comm = rendezvous.first_group()
+    _world = UlfmCommunicator(comm, watched, rendezvous, cuda_aware=cuda_aware)
+    if rendezvous.generation:
         _world.join()
     return _world
 
 
-class SurvivingCommunicator(WithPrologue, MpiCommunicator):
+class UlfmCommunicator(WithReplayLog, MpiCommunicator):
     """Ranks that go on where some of them have died.
 
     Args:
@@ -49,42 +49,49 @@ class SurvivingCommunicator(WithPrologue, MpiCommunicator):
         cuda_aware: hand CuPy arrays to MPI.
     """
 
-    survives = True
+    fault_tolerant = True
 
     def __init__(
-        self, comm: MPI.Intracomm, watched: Watchdog, lobby: Lobby, *, cuda_aware: bool = False
+        self,
+        comm: MPI.Intracomm,
+        watched: Watchdog,
+        rendezvous: Rendezvous,
+        *,
+        cuda_aware: bool = False,
     ) -> None:
-        MpiCommunicator.__init__(self, comm, watched, _calls(lobby), cuda_aware=cuda_aware)
-        WithPrologue.__init__(self, reserve=lobby.has_reserve, joins=lobby.generation > 0)
-        self._lobby, self.generation = lobby, lobby.generation
+        MpiCommunicator.__init__(self, comm, watched, _calls(rendezvous), cuda_aware=cuda_aware)
+        WithReplayLog.__init__(
+            self, reserve=rendezvous.has_standby, joins=rendezvous.generation > 0
+        )
+        self._rendezvous, self.generation = rendezvous, rendezvous.generation
         self._abandoned: list[MPI.Intracomm] = []  # a message may yet come in
 
     @property
     def spares(self) -> int:
-        return min(self._lobby.group.spares, self._lobby.wanted - self.size)
+        return min(self._rendezvous.group.spares, self._rendezvous.wanted - self.size)
 
     @property
-    def lost_ranks(self) -> tuple[int, ...]:
-        return tuple(self._lobby.lost)
+    def failed_ranks(self) -> tuple[int, ...]:
+        return tuple(self._rendezvous.lost)
 
     def revoke(self) -> None:
         for member in (self, *self._family):
             comm = member._comm
             if isinstance(comm, MPI.Intracomm) and not comm.Is_revoked():
                 comm.Revoke()
-        self._lobby.revoke()
+        self._rendezvous.revoke()
 
-    def regroup(self, *, grows: bool) -> None:
-        comm = self._lobby.regroup(grows=grows)
+    def reconfigure(self, *, allow_join: bool) -> None:
+        comm = self._rendezvous.reconfigure(allow_join=allow_join)
         assert comm is not None, "who trains goes on to do so"
         self._abandoned.append(self._comm)
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._calls = _calls(self._lobby)
+        self._calls = _calls(self._rendezvous)
         self._wait = self._watched("", self._calls)
-        self._hosts, self.generation = None, self._lobby.generation
+        self._hosts, self.generation = None, self._rendezvous.generation
         self._family.clear()
-        self._share_prologue()
+        self._share_replay_log()
 
 
-def _calls(lobby: Lobby) -> Calls:
-    return Calls(f"group {lobby.generation}", lobby.group.ranks)
+def _calls(rendezvous: Rendezvous) -> Calls:
+    return Calls(f"group {rendezvous.generation}", rendezvous.group.ranks)

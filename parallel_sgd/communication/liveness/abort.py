@@ -164,7 +164,7 @@ def _wait_for_all(mpi: Any) -> None:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    dead = _dead_rank(error)
+    dead = _failed_rank(error)
     if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or dead is not None:
         sign_off(LOST)
     frames = error.__traceback__
@@ -221,7 +221,7 @@ def _nobody_reads() -> bool:
     return False
 
 
-def _dead_rank(error: BaseException) -> str | None:
+def _failed_rank(error: BaseException) -> str | None:
     """The rank whose death is the cause of an error of MPI's, in words; None: that is not known.
 
     Some MPIs say so (ULFM). Of others a rank sees how a message fails (MPICH: "process_vm_readv
@@ -230,16 +230,16 @@ def _dead_rank(error: BaseException) -> str | None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
         return None
-    says_so = error.Get_error_class() in dead_rank_errors(mpi)
+    says_so = error.Get_error_class() in rank_failure_errors(mpi)
     until = time.monotonic() + _DIES_S
-    while not (gone := own.gone_mates()) and not says_so and time.monotonic() < until:
+    while not (gone := own.failed_neighbours()) and not says_so and time.monotonic() < until:
         time.sleep(0.01)
     if gone:
         return f"rank {gone[0].rank} (pid {gone[0].process})"
     return "a rank" if says_so else None
 
 
-def dead_rank_errors(mpi: Any) -> set[int]:
+def rank_failure_errors(mpi: Any) -> set[int]:
     """The error classes of MPIs whose ranks survive the death of others (ULFM)."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return {getattr(mpi, name) for name in names if hasattr(mpi, name)}

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, cast
 
 from ..phrases import in_words
 from ..stderr import tell
-from . import heartbeat as board
+from . import heartbeat as heartbeat_table
 from . import mail
 from .abort import SCAFFOLD, users_line
-from .heartbeat import ANSWERING, Conduct, Line
+from .heartbeat import ANSWERING, Heartbeat
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .finish import Departures
+    from .finish import FinishProtocol
 
 _QUESTION, _ANSWER = 2, 3  #: tags, beside those of `departures`
 
-_LEFT_OUT = {*SCAFFOLD, __file__}
+_SKIPPED = {*SCAFFOLD, __file__}
 
 ANSWERED_S = 1.5  #: a rank whose watchdog's thread runs has answered by then
 _SAME_S = 5.0  #: what ranks ask within so many seconds they ask for the same reason
@@ -52,12 +52,12 @@ class Answer:
     """
 
     rank: int
-    entered: int | None
+    collective_counts: int | None
     does: str
     mates: dict[int, str] = field(default_factory=dict)
 
 
-class RollCall:
+class StatusQuery:
     """Asks and answers, beside all that this rank does, from any of its threads.
 
     Args:
@@ -68,12 +68,12 @@ class RollCall:
 
     def __init__(
         self,
-        departures: Departures,
+        finish_protocol: FinishProtocol,
         rank: int,
         size: int,
         wait: Callable[[], tuple[str, float] | None],
     ) -> None:
-        self._departures, self._rank, self.size, self._wait = departures, rank, size, wait
+        self._finish_protocol, self._rank, self.size, self._wait = finish_protocol, rank, size, wait
         self.timeout_s = 0.0  #: of the latest communicator
         self._shown_s = float("-inf")  # when this rank has last shown, or asked for, stacks
         self._answers: dict[int, Answer] = {}
@@ -82,7 +82,7 @@ class RollCall:
 
     def look(self) -> None:
         """Take in what others answer and ask."""
-        self._departures.beside(self._take_in)
+        self._finish_protocol.beside(self._take_in)
 
     def _take_in(self, comm: MPI.Intracomm) -> None:
         self._sending = [sent for sent in self._sending if not sent[0].Test()]
@@ -97,12 +97,12 @@ class RollCall:
     def _own(self, name: str) -> Answer:
         wait, now = self._wait(), time.monotonic()
         if wait is None:
-            does = f"{Conduct.COMPUTES.value}{_place()}"
+            does = f"{heartbeat_table.RankState.COMPUTES.value}{_place()}"
         else:
             does = f"waits in {wait[0]}, for {now - wait[1]:.0f} s"
-        entered = self._departures.entered(name)
+        collective_counts = self._finish_protocol.collective_counts(name)
         mates = {line.rank: line.in_words(now) for line in silent(now)}
-        return Answer(self._rank, entered, does, mates)
+        return Answer(self._rank, collective_counts, does, mates)
 
     def _show(self, why: str) -> None:
         """Write this rank's stacks, once."""
@@ -119,11 +119,11 @@ class RollCall:
     def _show_silent(self) -> None:
         """Have those that do not answer show their stacks: the first other rank on their host."""
         now, rank = time.monotonic(), self._rank
-        if any(m.rank < rank and m.conduct(now) in ANSWERING for m in board.own.mates()):
+        if any(m.rank < rank and m.conduct(now) in ANSWERING for m in heartbeat_table.own.mates()):
             return
-        shows = [line.signal(board.SHOW_STACKS) for line in silent(now)]
+        shows = [line.signal(heartbeat_table.SHOW_STACKS) for line in silent(now)]
         if any(shows):  # but one that is stopped does so when it goes on
-            time.sleep(board.SHOWN_S)
+            time.sleep(heartbeat_table.SHOWN_S)
 
     def ask_all(self, name: str, why: str) -> dict[int, Answer] | None:
         """What the other ranks say of themselves, as far as they do so soon; None, after as long,
@@ -134,7 +134,7 @@ class RollCall:
             why: this rank asks, after "rank 3".
         """
         if self.has_shown:  # what that one hears it tells
-            until = time.monotonic() + ANSWERED_S + board.SHOWN_S
+            until = time.monotonic() + ANSWERED_S + heartbeat_table.SHOWN_S
             while time.monotonic() < until:
                 time.sleep(0.02)
                 self.look()
@@ -159,7 +159,7 @@ class RollCall:
                 question = self._rank, name, why
                 self._sending.append(mail.post(comm, question, rank, _QUESTION))
 
-        self._departures.beside(ask)
+        self._finish_protocol.beside(ask)
 
     def heard(self, rank: int) -> float:
         """When a rank has last answered; 0.0: it has not yet."""
@@ -170,13 +170,17 @@ class RollCall:
         return {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
 
-def silent(now: float) -> list[Line]:
+def silent(now: float) -> list[Heartbeat]:
     """The other ranks of this host that are there, and do not answer."""
-    return [line for line in board.own.mates() if line.conduct(now) in board.SILENCES]
+    return [
+        line
+        for line in heartbeat_table.own.mates()
+        if line.conduct(now) in heartbeat_table.SILENCES
+    ]
 
 
 def missing_in_words(
-    awaited: Collection[int], answers: dict[int, Answer] | None, entered: int | None
+    awaited: Collection[int], answers: dict[int, Answer] | None, collective_counts: int | None
 ) -> list[str]:
     """Why a wait for these ranks has lasted too long, as far as it can be told, in lines.
 
@@ -189,8 +193,8 @@ def missing_in_words(
     if answers is None:
         return []
     now = time.monotonic()
-    seen = {line.rank: line.in_words(now) for line in board.own.mates()}
-    for line in board.own.mates():
+    seen = {line.rank: line.in_words(now) for line in heartbeat_table.own.mates()}
+    for line in heartbeat_table.own.mates():
         if line.conduct(now) in ANSWERING:
             seen[line.rank] += ", but does not answer: is its link cut?"
     for answer in answers.values():
@@ -204,9 +208,11 @@ def missing_in_words(
             f"{in_words(lost)} {does} not answer: stopped, cut off, or Python's lock is held there"
         )
     for rank in awaited:
-        if rank in answers and entered is None:
+        if rank in answers and collective_counts is None:
             lines.append(f"rank {rank} {answers[rank].does}")
-        elif rank in answers and (answers[rank].entered or 0) < cast(int, entered):
+        elif rank in answers and (answers[rank].collective_counts or 0) < cast(
+            int, collective_counts
+        ):
             lines.append(f"rank {rank} has not come: it {answers[rank].does}")
     return lines
 
@@ -231,5 +237,5 @@ def print_stacks(rank: int, why: str) -> None:
 
 def stack_lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     """A stack in lines, without the frames that only lead to the user's script, or to here."""
-    shown = [frame for frame in stack if frame.filename not in _LEFT_OUT]
+    shown = [frame for frame in stack if frame.filename not in _SKIPPED]
     return "".join(traceback.format_list(shown)).splitlines()

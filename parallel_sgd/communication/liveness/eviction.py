@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Board, Conduct, Line, own
+from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Board, Heartbeat, RankState, own
 
 _LOOKS_EVERY_S = 1.0
 
@@ -25,8 +25,8 @@ class Unresponsive:
         seconds: for how long.
     """
 
-    line: Line
-    conduct: Conduct
+    line: Heartbeat
+    conduct: RankState
     seconds: float
 
     @property
@@ -34,7 +34,7 @@ class Unresponsive:
         return self.line.rank
 
 
-def unresponsive(board: Board, for_s: float) -> list[Unresponsive]:
+def unresponsive(heartbeat_table: Board, for_s: float) -> list[Unresponsive]:
     """The ranks of this host that have not moved for so long, in their order.
 
     Args:
@@ -45,38 +45,38 @@ def unresponsive(board: Board, for_s: float) -> list[Unresponsive]:
     anything else are waited for. Who is gone is not named.
     """
     now, found = time.monotonic(), []
-    for line in board.lines():
+    for line in heartbeat_table.lines():
         conduct = line.conduct(now)
         seconds = now - line.since(conduct)
-        if conduct is not Conduct.GONE and seconds > for_s:
+        if conduct is not RankState.GONE and seconds > for_s:
             found.append(Unresponsive(line, conduct, seconds))
     return found
 
 
-def kill_unresponsive(board: Board, for_s: float) -> list[int]:
+def evict_unresponsive(heartbeat_table: Board, for_s: float) -> list[int]:
     """Kill the ranks of this host that others wait for in vain; which those are.
 
     They have been stopped or hold Python's lock for so long, or compute for so long while another
     rank of this host waits as long. Those that are not stopped write their stacks before.
     """
-    found = unresponsive(board, for_s)
-    conducts = {Conduct.STOPPED, Conduct.SILENT}
-    if any(one.conduct is Conduct.WAITS for one in found):
-        conducts.add(Conduct.COMPUTES)
+    found = unresponsive(heartbeat_table, for_s)
+    conducts = {RankState.STOPPED, RankState.SILENT}
+    if any(one.conduct is RankState.WAITS for one in found):
+        conducts.add(RankState.COMPUTES)
     guilty = [one for one in found if one.conduct in conducts]
     victims = {one.rank for one in found} - {one.rank for one in guilty}
     first = own.rank == min(victims, default=own.rank)  # all come to this, and one of them asks
     return kill([one.line for one in guilty], show=first)
 
 
-def kill(lines: Sequence[Line], *, show: bool) -> list[int]:
+def kill(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
     """Kill ranks of this host when they have written their stacks; which those are.
 
     Args:
         show: whether this rank asks them to write; those that are stopped cannot.
     """
     now = time.monotonic()
-    writing = [line for line in lines if line.conduct(now) is not Conduct.STOPPED]
+    writing = [line for line in lines if line.conduct(now) is not RankState.STOPPED]
     if show:
         writing = [line for line in writing if line.signal(SHOW_STACKS)]
     if writing:
@@ -100,7 +100,9 @@ class Killing:
         """To be called at least twice a second; which ranks it has killed."""
         last_s = self._looked_s
         now = time.monotonic()
-        if own.board is None or now - last_s < _LOOKS_EVERY_S:
+        if own.heartbeat_table is None or now - last_s < _LOOKS_EVERY_S:
             return []
         self._looked_s = now
-        return kill_unresponsive(own.board, self._for_s) if now - last_s < FRESH_S else []
+        return (
+            evict_unresponsive(own.heartbeat_table, self._for_s) if now - last_s < FRESH_S else []
+        )

@@ -19,7 +19,7 @@ except OSError:  # the job is over, and the folder not there any more
 """
 
 
-class Mourner:
+class ExitNotifier:
     """
     Args:
         place: a file that is made when this process ends.

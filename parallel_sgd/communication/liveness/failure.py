@@ -6,14 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RanksLost
-from ..job_environment import survives
-from .abort import dead_rank_errors
+from ..job_environment import fault_tolerant
+from .abort import rank_failure_errors
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
 
 
-MOST_IN_VAIN = 3
+MOST_FRUITLESS = 3
 """Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
 
 
@@ -21,32 +21,32 @@ class RankFailed(RuntimeError):
     """Another rank of this world of threads has ended with an error."""
 
 
-def is_loss(error: BaseException | None) -> bool:
+def is_rank_failure(error: BaseException | None) -> bool:
     """Whether an error says that ranks have died, also one of MPI's own. Local."""
     if isinstance(error, RanksLost):
         return True
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
         return False
-    kinds = dead_rank_errors(mpi)
-    if survives():
+    kinds = rank_failure_errors(mpi)
+    if fault_tolerant():
         # Of several requests at once MPI says only that some have failed, and Open MPI's
         # collectives at times that something has: "known error not in list".
         kinds |= {mpi.ERR_IN_STATUS, mpi.ERR_PENDING, mpi.ERR_OTHER, mpi.ERR_INTERN}
     return error.Get_error_class() in kinds
 
 
-def meet_again(comm: Communicator) -> None:
+def reconfigure_ranks(comm: Communicator) -> None:
     """Go on with the ranks that are left, and those that join; again, where more die meanwhile.
     Collective."""
-    in_vain = 0
+    fruitless = 0
     while True:
         before = comm.world_ranks
         try:
             comm.revoke()
-            comm.regroup(grows=True)
+            comm.reconfigure(allow_join=True)
             return
         except Exception as error:
-            in_vain = in_vain + 1 if comm.world_ranks == before else 0
-            if not is_loss(error) or in_vain > MOST_IN_VAIN:
+            fruitless = fruitless + 1 if comm.world_ranks == before else 0
+            if not is_rank_failure(error) or fruitless > MOST_FRUITLESS:
                 raise

@@ -54,12 +54,12 @@ class Calls:
 
     name: str
     ranks: tuple[int, ...]
-    entered: int = 0
+    collective_counts: int = 0
     made: int = field(default=0, repr=False)
 
     def enter(self) -> None:
         """Another one begins."""
-        self.entered += 1
+        self.collective_counts += 1
 
     def child(self, ranks: tuple[int, ...], group: int = 0) -> Calls:
         """Those of a communicator that is made from this one, by all of its ranks together."""
@@ -68,7 +68,7 @@ class Calls:
         return Calls(f"{self.name}/{self.made}.{group}", ranks)
 
 
-class Departures:
+class FinishProtocol:
     """Tells the other ranks that this one leaves, and keeps who has.
 
     Args:
@@ -96,9 +96,9 @@ class Departures:
         self._calls[calls.name] = calls
         return calls
 
-    def entered(self, name: str) -> int | None:
+    def collective_counts(self, name: str) -> int | None:
         """How many of the calls of that name this rank has entered; None: it knows of none."""
-        return self._calls[name].entered if name in self._calls else None
+        return self._calls[name].collective_counts if name in self._calls else None
 
     def beside(self, exchange: Callable[[MPI.Intracomm], object]) -> None:
         """Let messages with other tags be exchanged, unless this rank has come to its end."""
@@ -131,13 +131,13 @@ class Departures:
     def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
         self._sending.append(mail.post(self._comm, news, rank, _TAG))
 
-    def has_left(self, rank: int) -> bool:
+    def has_finished(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left."""
         return rank in self._left
 
     def missing(self, calls: Calls, number: int) -> list[int]:
         """The ranks of the world that have left before they entered so many of these calls."""
-        gone = [rank for rank in calls.ranks if self.has_left(rank)]
+        gone = [rank for rank in calls.ranks if self.has_finished(rank)]
         return [rank for rank in gone if self._left[rank].get(calls.name, 0) < number]
 
     @property
@@ -154,7 +154,7 @@ class Departures:
 
         if self._over or os.getpid() != self.process or MPI.Is_finalized():
             return
-        own = {name: calls.entered for name, calls in self._calls.items()}
+        own = {name: calls.collective_counts for name, calls in self._calls.items()}
         with self._using:
             self._left[self._rank] = own
             if self._rank:
@@ -171,18 +171,18 @@ class Departures:
             self._over = True
 
 
-_of_the_world: Departures | None = None
+_of_the_world: FinishProtocol | None = None
 _key: int | None = None  # of what tells of the end where a program calls MPI.Finalize
 _last: list[Callable[[], object]] = []
 
 
-def departures(world: MPI.Intracomm) -> Departures:
+def finish_protocol(world: MPI.Intracomm) -> FinishProtocol:
     """Those of all ranks of this process's world. Collective at its first call."""
     global _of_the_world, _key
     if _of_the_world is None:
         from mpi4py import MPI
 
-        _of_the_world = Departures(world.Dup())
+        _of_the_world = FinishProtocol(world.Dup())
         # Also for programs that call MPI.Finalize: it first deletes what COMM_SELF has.
         _key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
         MPI.COMM_SELF.Set_attr(_key, True)

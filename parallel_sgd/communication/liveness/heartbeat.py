@@ -61,7 +61,7 @@ SHOWN_S = 0.5
 _PF_EXITING = 0x4
 
 
-class Conduct(Enum):
+class RankState(Enum):
     """What a rank does, as its host sees it."""
 
     GONE = "is gone"
@@ -73,12 +73,12 @@ class Conduct(Enum):
     COMPUTES = "computes, reads or sleeps"
 
 
-SILENCES = {Conduct.STOPPED, Conduct.SILENT, Conduct.STARTS}
-ANSWERING = {Conduct.WAITS, Conduct.STANDS_BY, Conduct.COMPUTES}
+SILENCES = {RankState.STOPPED, RankState.SILENT, RankState.STARTS}
+ANSWERING = {RankState.WAITS, RankState.STANDS_BY, RankState.COMPUTES}
 
 
 @dataclass(frozen=True)
-class Line:
+class Heartbeat:
     """One rank's, with times of the host's monotonic clock.
 
     Attributes:
@@ -100,40 +100,40 @@ class Line:
     timeout_s: float
     name: str
 
-    def conduct(self, now: float) -> Conduct:
+    def conduct(self, now: float) -> RankState:
         """What it does."""
         state = _state(self.process, self.birth)
         if state is None:
-            return Conduct.GONE
+            return RankState.GONE
         if state in "Tt":
-            return Conduct.STOPPED
+            return RankState.STOPPED
         if self.waits_since and not self.timeout_s:  # in MPI_Init, with Python's lock held
-            return Conduct.WAITS
+            return RankState.WAITS
         if not self.timeout_s:
-            return Conduct.STARTS
+            return RankState.STARTS
         if now - self.written > FRESH_S:
-            return Conduct.SILENT
+            return RankState.SILENT
         if self.waits_since:
-            return Conduct.WAITS
-        return Conduct.STANDS_BY if self.name else Conduct.COMPUTES
+            return RankState.WAITS
+        return RankState.STANDS_BY if self.name else RankState.COMPUTES
 
     def in_words(self, now: float) -> str:
         """Which process it is and what it does, for a message."""
         conduct = self.conduct(now)
         words = conduct.value
-        if conduct is Conduct.WAITS:
+        if conduct is RankState.WAITS:
             words = f"waits in {self.name}"
-        elif conduct is Conduct.STANDS_BY:
+        elif conduct is RankState.STANDS_BY:
             words += f" for {self.name}"
-        if conduct is not Conduct.GONE:
+        if conduct is not RankState.GONE:
             words += f", for {now - self.since(conduct):.0f} s"
         return f"rank {self.rank} (pid {self.process}) {words}"
 
-    def since(self, conduct: Conduct) -> float:
+    def since(self, conduct: RankState) -> float:
         """From when on it has done that, at the latest."""
-        if conduct is Conduct.WAITS:
+        if conduct is RankState.WAITS:
             return self.waits_since
-        return self.written if conduct in (Conduct.STOPPED, Conduct.SILENT) else self.moved
+        return self.written if conduct in (RankState.STOPPED, RankState.SILENT) else self.moved
 
     def signal(self, number: int) -> bool:
         """Send the process a signal, if it still is there; whether it was."""
@@ -160,7 +160,7 @@ class Board:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory, self.size = memory, len(memory) // LINE_BYTES
 
-    def write(self, line: Line) -> None:
+    def write(self, line: Heartbeat) -> None:
         if line.rank >= self.size:
             return
         at = line.rank * LINE_BYTES
@@ -172,11 +172,11 @@ class Board:
         at += written % 2 * _COPY_BYTES
         self._memory[at : at + len(copy)] = bytes(copy)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Heartbeat]:
         """Of the ranks on this host that have written any, in their order."""
         return [line for rank in range(self.size) if (line := self._line(rank)) is not None]
 
-    def _line(self, rank: int) -> Line | None:
+    def _line(self, rank: int) -> Heartbeat | None:
         """The newest whole line of a rank; None: it has written none."""
         at = rank * LINE_BYTES
         for _ in range(_LOOKS):
@@ -185,7 +185,7 @@ class Board:
             if copies := self._copies(at):
                 _, (process, birth, written, moved, waits_since, timeout_s, name) = max(copies)
                 text = name.rstrip(b"\0").decode(errors="replace")
-                return Line(rank, process, birth, written, moved, waits_since, timeout_s, text)
+                return Heartbeat(rank, process, birth, written, moved, waits_since, timeout_s, text)
         return None
 
     def _copies(self, at: int) -> list[tuple[int, tuple[Any, ...]]]:
@@ -199,7 +199,7 @@ class Board:
         return found
 
 
-def make_board(path: Path, ranks: int) -> Board:
+def make_heartbeat_table(path: Path, ranks: int) -> Board:
     """A new one, or the one that is there, in a file that nobody else may open."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -210,7 +210,7 @@ def make_board(path: Path, ranks: int) -> Board:
         os.close(descriptor)
 
 
-def opened_board(path: Path) -> Board:
+def open_heartbeat_table(path: Path) -> Board:
     """The one that is there. Raises OSError or ValueError where there is none."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -219,20 +219,20 @@ def opened_board(path: Path) -> Board:
         os.close(descriptor)
 
 
-class OwnLine:
+class OwnHeartbeat:
     """This process's line, on the board of its host if it has one."""
 
     def __init__(self) -> None:
-        self.board: Board | None = None
+        self.heartbeat_table: Board | None = None
         self.timeout_s = 0.0  #: of this process's latest communicator, once MPI is up
         self._met = False
-        self._line: Line | None = None
+        self._line: Heartbeat | None = None
         self._process = 0
 
     def sign_on(self, path: Path, rank: int) -> None:
         """Be on the launcher's board, where there is one: before MPI is up."""
         with contextlib.suppress(OSError, ValueError):  # there is none: as without a launcher
-            self.join(opened_board(path), rank)
+            self.join(open_heartbeat_table(path), rank)
 
     def meet(self, world: MPI.Intracomm, timeout_s: float) -> None:
         """Be on one board with the other ranks of this host, also without a launcher. Collective
@@ -249,25 +249,28 @@ class OwnLine:
         folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
         world.Bcast(token := bytearray(secrets.token_bytes(16)))
         path = folder / f"parallel_sgd-board-{token.hex()}"
-        if self.board is None:
+        if self.heartbeat_table is None:
             with contextlib.suppress(OSError):  # no room: then this rank is not seen
-                self.join(make_board(path, world.size), world.rank)
+                self.join(make_heartbeat_table(path, world.size), world.rank)
         world.Barrier()  # all have opened it
         path.unlink(missing_ok=True)
         self.note(time.monotonic(), 0.0, 0.0, "")
 
-    def join(self, board: Board, rank: int) -> None:
+    def join(self, heartbeat_table: Board, rank: int) -> None:
         """Write on a board from now on."""
         if SHOW_STACKS:
             faulthandler.register(SHOW_STACKS, file=2, all_threads=True)
         now, self._process = time.monotonic(), os.getpid()
         birth = _birth(self._process)
-        self.board, self._line = board, Line(rank, self._process, birth, now, now, 0.0, 0.0, "")
-        board.write(self._line)
+        self.heartbeat_table, self._line = (
+            heartbeat_table,
+            Heartbeat(rank, self._process, birth, now, now, 0.0, 0.0, ""),
+        )
+        heartbeat_table.write(self._line)
 
     def note(self, now: float, moved: float, waits_since: float, name: str) -> None:
         """What this rank does now; `moved`: when it has last begun a wait."""
-        if self._line is None or self.board is None or os.getpid() != self._process:
+        if self._line is None or self.heartbeat_table is None or os.getpid() != self._process:
             return
         old = self._line
         if bool(old.waits_since) and not waits_since:  # that wait has ended since
@@ -277,24 +280,24 @@ class OwnLine:
             old, written=now, moved=moved, waits_since=waits_since, timeout_s=timeout_s, name=name
         )
         self._line = line
-        self.board.write(line)
+        self.heartbeat_table.write(line)
 
     @property
     def rank(self) -> int | None:
         return None if self._line is None else self._line.rank
 
-    def mates(self) -> list[Line]:
+    def mates(self) -> list[Heartbeat]:
         """The other ranks of this host."""
-        lines = [] if self.board is None else self.board.lines()
+        lines = [] if self.heartbeat_table is None else self.heartbeat_table.lines()
         return [line for line in lines if line.rank != self.rank]
 
-    def gone_mates(self) -> list[Line]:
+    def failed_neighbours(self) -> list[Heartbeat]:
         """Those of them whose process is no more."""
         now = time.monotonic()
-        return [line for line in self.mates() if line.conduct(now) is Conduct.GONE]
+        return [line for line in self.mates() if line.conduct(now) is RankState.GONE]
 
 
-own = OwnLine()  #: this process's
+own = OwnHeartbeat()  #: this process's
 
 
 def _stat(process: int) -> list[str]:

@@ -19,9 +19,9 @@ import threading
 import time
 from pathlib import Path
 
-from ..job_environment import ERRORS, FOLDER, launched_rank, survives
+from ..job_environment import ERRORS, FOLDER, fault_tolerant, launched_rank
 from ..stderr import tell
-from .exit_notifier import Mourner
+from .exit_notifier import ExitNotifier
 from .heartbeat import FILE, own
 from .rank_process import close_in_children, is_rank
 
@@ -61,18 +61,18 @@ _signed_on: int | None = None  # this process, and no child of it
 _pipe: int | None = None  # to a launcher on this host
 _errors = 0  # that this rank has handed over
 _word: str | None = None  # of `WORDS`, that this rank has told
-_mourner: Mourner | None = None  # where one is needed
+_exit_notifier: ExitNotifier | None = None  # where one is needed
 
 
 def sign_on() -> None:
     """This process is a rank, from now on; not one that a rank has started."""
-    global _signed_on, _mourner
+    global _signed_on, _exit_notifier
     if not is_rank():
         return
     _signed_on = os.getpid()
-    board = place_of(FILE, of_rank=False)
-    if board is not None:
-        own.sign_on(board, launched_rank() or 0)
+    heartbeat_table = place_of(FILE, of_rank=False)
+    if heartbeat_table is not None:
+        own.sign_on(heartbeat_table, launched_rank() or 0)
     place = place_of(PROCESS)
     if place is None:
         return
@@ -80,8 +80,8 @@ def sign_on() -> None:
         _hold(place)
     except OSError:  # no launcher on this host: then this rank is not named
         gone = place_of(GONE)
-        if survives() and gone is not None:
-            _mourner = Mourner(gone)
+        if fault_tolerant() and gone is not None:
+            _exit_notifier = ExitNotifier(gone)
     else:
         _tell(PROCESS, str(_signed_on))
     _tell(ON)
@@ -123,12 +123,12 @@ def limit_the_end() -> None:
 
 def note_training() -> None:
     """This rank has made a learner: where ranks survive each other, they do from here on."""
-    global _mourner
-    if survives():
+    global _exit_notifier
+    if fault_tolerant():
         _tell(TRAINS)
-    if _mourner is not None:
-        _mourner.leave()
-        _mourner = None
+    if _exit_notifier is not None:
+        _exit_notifier.leave()
+        _exit_notifier = None
 
 
 def note_asked() -> None:

@@ -14,15 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import RanksLost
-from ..phrases import in_words, left_in_vain
+from ..phrases import in_words, waiting_for_finished
 from ..stderr import tell
 from .abort import GRACE_S, users_line
-from .diagnosis import RollCall, missing_in_words, silent, stack_lines
-from .eviction import kill, kill_unresponsive
-from .failure import is_loss
-from .finish import ON_ITS_WAY_S, Calls, Departures, look
-from .finish_wait import LastWait
-from .heartbeat import Conduct, own
+from .diagnosis import StatusQuery, missing_in_words, silent, stack_lines
+from .eviction import evict_unresponsive, kill
+from .failure import is_rank_failure
+from .finish import ON_ITS_WAY_S, Calls, FinishProtocol, look
+from .finish_wait import FinishWait
+from .heartbeat import RankState, own
 from .rank_status import FAILED, LOST, sign_off
 
 if TYPE_CHECKING:
@@ -68,12 +68,14 @@ class Watchdog:
         timeout_s: float,
         rank: int,
         abort: Callable[[], object],
-        departures: Departures | None = None,
+        finish_protocol: FinishProtocol | None = None,
     ) -> None:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
-        self.departures = departures
-        self.survives = False  #: whether what says that ranks have died is told as `RanksLost`
+        self.finish_protocol = finish_protocol
+        self.fault_tolerant = (
+            False  #: whether what says that ranks have died is told as `RanksLost`
+        )
         self._gone_since: dict[int, float] = {}  # ranks of the world, as far as this one has seen
 
     def __call__(
@@ -99,7 +101,7 @@ class Watchdog:
 
     def know(self, calls: Calls) -> Calls:
         """Tell the others at the end, too, how many of these there were. Local."""
-        return self.departures.know(calls) if self.departures else calls
+        return self.finish_protocol.know(calls) if self.finish_protocol else calls
 
     def show_stacks(self, peer: int, why: str) -> None:
         """Have all ranks show their stacks, and say what a rank of the world does. Takes a while.
@@ -107,13 +109,13 @@ class Watchdog:
         Args:
             why: this rank asks, after "rank 3".
         """
-        if _roll_call is not None and self.departures is not None:
-            lines = missing_in_words([peer], _roll_call.ask_all("", why), None)
+        if _status_query is not None and self.finish_protocol is not None:
+            lines = missing_in_words([peer], _status_query.ask_all("", why), None)
             tell(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
 
-    def has_left(self, rank: int) -> bool:
+    def has_finished(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left. Local."""
-        return self.departures is not None and self.departures.has_left(rank)
+        return self.finish_protocol is not None and self.finish_protocol.has_finished(rank)
 
     def look_after(self, wait: Wait, now: float) -> None:
         """See that one of this watchdog's waits is not in vain, nor too long."""
@@ -125,7 +127,7 @@ class Watchdog:
         elif now - wait.since < LOOKS_EVERY_S:
             return
         elif gone := self._gone(wait, now):
-            why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
+            why = waiting_for_finished(gone, f"parallel_sgd: this rank waits in {wait.name}")
             place = users_line(_stack(wait))
             self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], FAILED)
         elif now - wait.since > TELLS_AFTER_S:
@@ -134,17 +136,17 @@ class Watchdog:
     def _goes_on_without_others(self, wait: Wait, now: float) -> bool:
         """Whether ranks that others wait for are killed, so that these can go on: here, or by
         another rank just now."""
-        if not self.survives or own.board is None:
+        if not self.fault_tolerant or own.heartbeat_table is None:
             return False
         # What they do is known as of their latest looks, and of their latest but one.
         for_s = max(self.timeout_s - 2 * LOOKS_EVERY_S, self.timeout_s / 2)
-        killed = kill_unresponsive(own.board, for_s)
+        killed = evict_unresponsive(own.heartbeat_table, for_s)
         if killed:
             tell(
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
-        gone = [line.rank for line in own.mates() if line.conduct(now) is Conduct.GONE]
+        gone = [line.rank for line in own.mates() if line.conduct(now) is RankState.GONE]
         if wait.calls is not None:  # else who is waited for may wait for others
             gone = [rank for rank in gone if rank in wait.calls.ranks]
         told = [self._gone_just_now(rank, now) for rank in gone]
@@ -161,14 +163,14 @@ class Watchdog:
         """
         now = time.monotonic()
         line = next((line for line in own.mates() if line.rank == rank), None)
-        if not self.survives or line is None:
+        if not self.fault_tolerant or line is None:
             return False
         conduct = line.conduct(now)
-        if conduct is Conduct.GONE:
+        if conduct is RankState.GONE:
             return self._gone_just_now(rank, now)
-        if conduct is Conduct.WAITS:
+        if conduct is RankState.WAITS:
             return True
-        if conduct is Conduct.STANDS_BY:  # its program has ended, and asks for nothing any more
+        if conduct is RankState.STANDS_BY:  # its program has ended, and asks for nothing any more
             return False
         tell(
             f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
@@ -178,11 +180,11 @@ class Watchdog:
 
     def _gone(self, wait: Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
-        if self.departures is None:
+        if self.finish_protocol is None:
             return []
         if wait.calls is not None:
-            return self.departures.missing(wait.calls, wait.calls.entered)
-        if wait.peer is None or not self.has_left(wait.peer):
+            return self.finish_protocol.missing(wait.calls, wait.calls.collective_counts)
+        if wait.peer is None or not self.has_finished(wait.peer):
             return []
         since = max(wait.since, self._gone_since.setdefault(wait.peer, now))
         return [wait.peer] if now - since > ON_ITS_WAY_S else []
@@ -198,26 +200,30 @@ class Watchdog:
 
     def _where(self, wait: Wait) -> list[str]:
         """The stack of the thread that waits, in lines."""
-        stack = [] if _roll_call and _roll_call.has_shown else stack_lines(_stack(wait))
+        stack = [] if _status_query and _status_query.has_shown else stack_lines(_stack(wait))
         lines = ["where it waits:", *stack] if stack else []
         return [f"[rank {self._rank}] {line}" for line in lines]
 
     def _missed(self, wait: Wait) -> list[str]:
         """Who has not come, as far as that can be told, in lines; all ranks show their stacks."""
-        if _roll_call is None or self.departures is None:
+        if _status_query is None or self.finish_protocol is None:
             now = time.monotonic()
             lines = [line.in_words(now) for line in silent(now)]
         else:
-            name, entered = "", None
-            awaited: Sequence[int] = range(_roll_call.size)
+            name, collective_counts = "", None
+            awaited: Sequence[int] = range(_status_query.size)
             if wait.calls is not None:
-                name, entered, awaited = wait.calls.name, wait.calls.entered, wait.calls.ranks
+                name, collective_counts, awaited = (
+                    wait.calls.name,
+                    wait.calls.collective_counts,
+                    wait.calls.ranks,
+                )
             elif wait.peer is not None:
                 awaited = (wait.peer,)
             why = f"has waited more than {self.timeout_s:g} s in {wait.name}"
-            answers = _roll_call.ask_all(name, why)
+            answers = _status_query.ask_all(name, why)
             others = [rank for rank in awaited if rank != self._rank]
-            lines = missing_in_words(others, answers, entered)
+            lines = missing_in_words(others, answers, collective_counts)
         return [f"[rank {self._rank}] parallel_sgd: {line}" for line in lines]
 
     def _end(
@@ -266,7 +272,7 @@ class Wait:
         _waits.discard(self)
         while _ending:  # this rank has said so: it does not go on, whoever comes in the meantime
             time.sleep(0.01)
-        if error is not None and self.watchdog.survives and is_loss(error):
+        if error is not None and self.watchdog.fault_tolerant and is_rank_failure(error):
             raise RanksLost(f"a rank has died: found in {self.name}") from error
 
 
@@ -274,7 +280,7 @@ _waits: set[Wait] = set()  # of all watchdogs
 _ending: list[Wait] = []  # for which the job ends
 _latest = [0.0]  # when the latest of them has begun
 _stands_by = [""]  # for what this rank does, if it does
-_roll_call: RollCall | None = None
+_status_query: StatusQuery | None = None
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -300,8 +306,8 @@ def _watch() -> None:
         name, since = _longest() or (_stands_by[0], 0.0)
         own.note(now, _latest[0], since, name)
         look()
-        if _roll_call is not None:
-            _roll_call.look()
+        if _status_query is not None:
+            _status_query.look()
         for wait in waits:
             wait.watchdog.look_after(wait, now)
 
@@ -327,16 +333,16 @@ def standing_by(what: str) -> Iterator[None]:
         _stands_by[0] = before
 
 
-def call_the_roll(departures: Departures, world: MPI.Intracomm, timeout_s: float) -> None:
+def query_status(finish_protocol: FinishProtocol, world: MPI.Intracomm, timeout_s: float) -> None:
     """From now on a rank that waits too long asks the others what they do, and this one answers.
 
     Local, at the same place on all ranks.
     """
-    global _roll_call
-    if _roll_call is None:
-        _roll_call = RollCall(departures, world.rank, world.size, _longest)
-        departures.waits_for = LastWait(_roll_call, world.rank)
-    _roll_call.timeout_s = timeout_s
+    global _status_query
+    if _status_query is None:
+        _status_query = StatusQuery(finish_protocol, world.rank, world.size, _longest)
+        finish_protocol.waits_for = FinishWait(_status_query, world.rank)
+    _status_query.timeout_s = timeout_s
 
 
 def message(timeout_s: float, rank: int, name: str) -> str:

@@ -20,18 +20,18 @@ from ...kernels import array_module
 from ..communicator import Closed, Communicator, Counts
 from ..endpoint import Endpoint
 from ..job_environment import (
+    fault_tolerant,
     launched_rank,
     launched_size,
     launcher_name,
     launcher_starts,
     send_without_asking,
-    survives,
 )
 from ..liveness.abort import install_excepthook
-from ..liveness.finish import Calls, departures, finalize_at_exit
+from ..liveness.finish import Calls, finalize_at_exit, finish_protocol
 from ..liveness.heartbeat import own as own_line
 from ..liveness.rank_process import claim_world
-from ..liveness.watchdog import Wait, Watchdog, call_the_roll
+from ..liveness.watchdog import Wait, Watchdog, query_status
 from ..messages import MOST_VALUES, Array, Messages, pieces_of
 from ..world_size import require_whole
 from .init_timeout import ended_if_longer_than
@@ -50,12 +50,12 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
     watched, world = begin(timeout_s), MPI.COMM_WORLD
     # Ranks that survive others cannot wait for all at their end.
-    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not fault_tolerant()
     with watched("Communicator.world()"):
-        own, watched.departures = world.Dup(), departures(world) if tells else None
+        own, watched.finish_protocol = world.Dup(), finish_protocol(world) if tells else None
         own_line.meet(own, timeout_s)
-    if watched.departures is not None:
-        call_the_roll(watched.departures, world, timeout_s)
+    if watched.finish_protocol is not None:
+        query_status(watched.finish_protocol, world, timeout_s)
     calls = Calls(str(next(_worlds)), tuple(range(world.size)))
     return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
 
@@ -198,7 +198,7 @@ class MpiCommunicator(Communicator):
     def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
         """A communicator made of this one, when all ranks have it, where they survive each other:
         Open MPI's crash where one revokes what another is still making."""
-        if self._watched.survives:
+        if self._watched.fault_tolerant:
             self._comm.Barrier()
         return made
 
@@ -217,7 +217,7 @@ class MpiCommunicator(Communicator):
         self._calls.enter()
         wait = self._wait
         wait.name, wait.problem = name, self._problem
-        return WholeOrLost(self._comm, wait) if self._watched.survives else wait
+        return WholeOrLost(self._comm, wait) if self._watched.fault_tolerant else wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from ...errors import RanksLost
 from ..endpoint import HEADER_LENGTH, Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
-from ..liveness.failure import is_loss
+from ..liveness.failure import is_rank_failure
 from ..liveness.watchdog import Watchdog
 from ..messages import pieces_of
 
@@ -81,7 +81,7 @@ class MpiEndpoint(Endpoint):
 
     def _meant(self, error: MPI.Exception) -> Exception:
         """What to raise for an error of MPI's."""
-        if not (self._watched.survives and is_loss(error)):
+        if not (self._watched.fault_tolerant and is_rank_failure(error)):
             return error
         self._lost = True
         return RanksLost("a rank has died: found in messages")
@@ -92,7 +92,7 @@ class MpiEndpoint(Endpoint):
         return self._begun(MpiTransfer(peer, requests, pieces, self._meant, received=True))
 
     def _begun(self, transfer: MpiTransfer) -> MpiTransfer:
-        if self._watched.survives:
+        if self._watched.fault_tolerant:
             self._under_way = [begun for begun in self._under_way if begun.rest]
             self._under_way.append(transfer)
         return transfer
@@ -154,7 +154,7 @@ class MpiEndpoint(Endpoint):
         self._watched.show_stacks(self._in_world[peer], why)
 
     def left(self) -> list[int]:
-        return [peer for peer, rank in self._in_world.items() if self._watched.has_left(rank)]
+        return [peer for peer, rank in self._in_world.items() if self._watched.has_finished(rank)]
 
     def idle(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -170,7 +170,7 @@ def _has_ended(request: MPI.Request) -> bool:
     try:
         return bool(request.Test())
     except MPI.Exception as error:
-        if not is_loss(error):
+        if not is_rank_failure(error):
             raise
         return True
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from ..liveness import heartbeat as board
+from ..liveness import heartbeat as heartbeat_table
 from ..liveness.abort import GRACE_S
 from ..liveness.heartbeat import FILE, own
 from ..liveness.rank_status import LOST, place_of
@@ -62,7 +62,14 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
     facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
     seen = place if place is not None and place.exists() else ""
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD, *map(str, (*facts, seen, board.__file__, rank))],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _GUARD,
+            *map(str, (*facts, seen, heartbeat_table.__file__, rank)),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )

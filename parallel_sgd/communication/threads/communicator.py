@@ -20,7 +20,7 @@ from ..endpoint import Endpoint
 from ..liveness.failure import RankFailed
 from ..liveness.watchdog import TELLS_AFTER_S
 from ..messages import Array, Messages
-from ..phrases import different_calls, in_words, left_in_vain
+from ..phrases import different_calls, in_words, waiting_for_finished
 from ..timeouts import TIMEOUT_S, checked_timeout
 from .endpoint import Mailbox, ThreadEndpoint
 from .messages import ThreadMessages
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
 
 
-class Dies(BaseException):
+class Fails(BaseException):
     """Raised in a rank, it ends it as a kill ends a process: without a word to the others. For
     ranks that survive each other."""
 
@@ -133,7 +133,7 @@ class ThreadWorld:
             if self._aborted:
                 raise RankFailed(f"{waits} for a rank that failed")
             if missing := self._missing(number):
-                raise UserError(left_in_vain(missing, waits))
+                raise UserError(waiting_for_finished(missing, waits))
             others = [self.ranks[k] for k in range(self.size) if self._came[k] <= number]
             raise UserError(
                 f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
@@ -298,7 +298,7 @@ class ThreadCommunicator(Communicator):
                 raise SharedError(different)
             result = combine([theirs for _, theirs in world.offers], **options)
             world.meet(self.rank, name, None)
-        except (RankFailed, RanksLost, Dies):
+        except (RankFailed, RanksLost, Fails):
             raise
         except BaseException:
             world.abort()

@@ -13,7 +13,7 @@ from ...errors import RanksLost, UserError
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
 from ..liveness.failure import RankFailed
 from ..liveness.finish import ON_ITS_WAY_S
-from ..phrases import left_in_vain
+from ..phrases import waiting_for_finished
 
 Key = tuple[int, int, int]  #: sender, receiver, tag
 
@@ -109,7 +109,9 @@ class MailboxWaits:
         if gone and self._gone_since is None:
             self._gone_since = now
         if gone and now - cast(float, self._gone_since) > ON_ITS_WAY_S:
-            raise UserError(left_in_vain([self._mailbox.ranks[peer] for peer in gone], waits))
+            raise UserError(
+                waiting_for_finished([self._mailbox.ranks[peer] for peer in gone], waits)
+            )
 
 
 class ThreadEndpoint(MailboxWaits, Endpoint):

@@ -18,7 +18,7 @@ from ..readers.parts import files_below
 from ..validation import Array, DType, checked_targets, float_dtype
 
 #: Folders left out: tests, what was installed beside the library, and what the build wrote.
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILT = ("config-", "_sysconfigdata")
 
 File = tuple[str, int]  #: path below the library's folder, and size in bytes
@@ -112,7 +112,7 @@ def library_files(
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
-        found = files_below(folder, _is_source, _is_left_out)
+        found = files_below(folder, _is_source, _is_skipped)
         names = sorted((path, status.st_size) for path, status in found)
         if not names:
             raise UserError(f"{folder}: Python's library has no source there")
@@ -137,8 +137,8 @@ def _is_source(name: str) -> bool:
     return name.endswith(".py") and not name.startswith(BUILT)
 
 
-def _is_left_out(folder: str) -> bool:
-    return folder in LEFT_OUT or folder.startswith(BUILT)
+def _is_skipped(folder: str) -> bool:
+    return folder in SKIPPED or folder.startswith(BUILT)
 
 
 def _fitting(files: Iterable[File], room: float) -> tuple[list[File], list[File]]:

@@ -69,7 +69,7 @@ class Columns(Dataset):
         self.y_columns = usual_y(first) if y is None else chosen("y", y, first)
         self.x_columns = usual_x(first, self.y_columns) if x is None else chosen("x", x, first)
         for file in self.files[1:]:
-            self._require_alike(file)
+            self._require_equal(file)
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
         rows = [file.rows[group] for file, group in self._groups]
         self._ends = np.array(list(accumulate(rows)), np.int64)
@@ -224,7 +224,7 @@ class Columns(Dataset):
             width = file.read(group, names)[0].shape[1]
         return np.empty((0, width), dtype)
 
-    def _require_alike(self, file: ColumnFile) -> None:
+    def _require_equal(self, file: ColumnFile) -> None:
         first = self.files[0]
         for name in (*self.x_columns, *self.y_columns):
             if file.types.get(name) != first.types[name]:

@@ -157,10 +157,10 @@ def has_csv_parts(path: Path) -> bool:
     return _parts(path) is not None
 
 
-def csv_left_out(path: Path) -> tuple[Path, ...]:
+def csv_skipped(path: Path) -> tuple[Path, ...]:
     """Files and folders that `csv_parts` leaves out. Local."""
     parts = _parts(path)
-    return parts.left_out if parts else ()
+    return parts.skipped if parts else ()
 
 
 def _parts(path: Path) -> Parts | None:

@@ -190,10 +190,10 @@ def has_image_parts(folder: Path) -> bool:
     return _parts_in(folder) is not None
 
 
-def images_left_out(folder: Path) -> tuple[Path, ...]:
+def images_skipped(folder: Path) -> tuple[Path, ...]:
     """Folders that `image_folders` leaves out. Local."""
     parts = _parts_in(folder)
-    return parts.left_out if parts else ()
+    return parts.skipped if parts else ()
 
 
 def _parts_in(folder: Path) -> Parts | None:

@@ -94,7 +94,7 @@ class Parts:
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
-    left_out: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()
 
 
 def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> Parts | None:
@@ -167,7 +167,7 @@ def _stem(path: Path) -> str:
 def files_below(
     folder: Path,
     wanted: Callable[[str], bool],
-    left_out: Callable[[str], bool] = lambda name: False,
+    skipped: Callable[[str], bool] = lambda name: False,
 ) -> Iterable[tuple[str, os.stat_result]]:
     """Find the files below a folder whose name is wanted, in no particular order: the path below
     the folder, and the file's status.
@@ -182,7 +182,7 @@ def files_below(
         raise error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not left_out(name)]
+        folders[:] = [name for name in folders if not skipped(name)]
         for name in filter(wanted, names):
             path = Path(place, name)
             yield PurePath(path.relative_to(folder)).as_posix(), path.stat()

@@ -124,19 +124,19 @@ def has_arrow_parts(path: Path) -> bool:
     return parts_in(path, ARROW) is not None
 
 
-def parquet_left_out(path: Path) -> tuple[Path, ...]:
+def parquet_skipped(path: Path) -> tuple[Path, ...]:
     """Files and folders that `parquet_parts` leaves out. Local."""
-    return _left_out(path, PARQUET)
+    return _skipped(path, PARQUET)
 
 
-def arrow_left_out(path: Path) -> tuple[Path, ...]:
+def arrow_skipped(path: Path) -> tuple[Path, ...]:
     """Files and folders that `arrow_parts` leaves out. Local."""
-    return _left_out(path, ARROW)
+    return _skipped(path, ARROW)
 
 
-def _left_out(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
+def _skipped(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
     parts = parts_in(folder, suffixes)
-    return parts.left_out if parts else ()
+    return parts.skipped if parts else ()
 
 
 def parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:

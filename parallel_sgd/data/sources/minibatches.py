@@ -136,12 +136,12 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                 try:
                     for number in epochs(feed):
                         yield from self._epoch(number, feed, learner)
-                    if getattr(learner, "survival", None) is None:
+                    if getattr(learner, "recovery", None) is None:
                         return
                     if not feed.trained:
                         # Fetched ahead: one more, so that the next one is asked for when all steps
                         # have been taken, and ranks may have died in them.
-                        feed.announce_void(0)
+                        feed.announce_discarded(0)
                         yield self._read(np.empty(0, np.int64), learner)
                     feed.complete()
                     return

@@ -87,7 +87,7 @@ class RankSource(MinibatchSource):
                 f"minibatch_size={shown(minibatch_size)} must be one number, at least that of the "
                 f"ranks, {size}, where each has data of its own"
             )
-        if learner.comm.survives:
+        if learner.comm.fault_tolerant:
             return (
                 "each rank has data of its own, which nobody else could go on with where it has "
                 "died: leave out --survive, or train with parameter servers, whose workers need not"

@@ -289,7 +289,7 @@ class TorchOptimizerState(OptimizerState):
 
         try:
             packed = self._read(saved, part)
-            self._require_alike(packed)
+            self._require_equal(packed)
         except UserError as error:
             raise UserError(f"has a state of the optimizer that {error}") from None
         kept = self.copied({})
@@ -350,7 +350,7 @@ class TorchOptimizerState(OptimizerState):
                 numbered[number] = names.get(p, f"parameter {number} of the optimizer")
         return numbered
 
-    def _require_alike(self, packed: Any) -> None:
+    def _require_equal(self, packed: Any) -> None:
         """See that a checkpoint's ``state_dict()`` is one of this optimizer: its parameter groups
         may have other hyperparameters, as ``load_state_dict()`` takes them."""
         present = self.optimizer.state_dict()

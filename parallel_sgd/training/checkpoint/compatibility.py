@@ -22,7 +22,7 @@ ANY = "anything"
 PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "None"}
 
 
-def require_alike(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArray]) -> None:
+def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArray]) -> None:
     """See that a rank's state is of this learner's make: names, types, dtypes and shapes. Local.
 
     Args:

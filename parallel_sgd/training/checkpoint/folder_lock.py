@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ...communication.job_environment import FOLDER, job_name, restarts, survives
+from ...communication.job_environment import FOLDER, fault_tolerant, job_name, restarts
 from ...errors import UserError
 from ...files import writing
 
@@ -241,7 +241,7 @@ def _is_lost(holder: dict[str, Any]) -> bool:
     host is lost: on this host the kernel would have freed it."""
     launch, host = os.environ.get(FOLDER), holder.get("host")
     same = launch is not None and holder.get("launch") == launch
-    return survives() and same and host not in (None, socket.gethostname())
+    return fault_tolerant() and same and host not in (None, socket.gethostname())
 
 
 _until_exit: weakref.WeakSet[FolderLock] = weakref.WeakSet()

@@ -63,17 +63,17 @@ def resume(
     too.
     """
     require_learner(learner)
-    if learner.serves or (learner.survival is not None and learner.survival.has_joined):
+    if learner.serves or (learner.recovery is not None and learner.recovery.has_joined):
         return None
 
-    def take_up() -> LoadedCheckpoint | None:
+    def resume_from() -> LoadedCheckpoint | None:
         comm = learner.comm
         place, _ = comm.together(lambda: (checked_path("folder", folder), mapping("facts", facts)))
         path = comm.together(lambda: _newest(place) if comm.rank == 0 else None)
         path = comm.allgather_object(path)[0]
         return None if path is None else load_checkpoint(learner, path, facts=facts)
 
-    return learner.between_steps(take_up)
+    return learner.between_steps(resume_from)
 
 
 def _newest(folder: Path) -> Path | None:

@@ -19,7 +19,7 @@ from ..learner import Learner, require_learner
 from ..state.reshard import reshard, stripe_sizes
 from ..state.state_tree import Tree, restore, room_for, unflatten
 from . import files
-from .compatibility import require_alike, require_possible
+from .compatibility import require_equal, require_possible
 from .files import Damaged, Reader
 from .saver import described, wait_for_writing
 
@@ -101,7 +101,7 @@ def load_checkpoint(
     if not learner.serves:
         learner.require_open()
         learner.require_own_model("load_checkpoint")
-        with learner.in_common.during(LOAD, learner.comm):
+        with learner.consistency.during(LOAD, learner.comm):
             learner.group.meet()  # a rank that has failed would be waited for below
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
     comm.raise_together(wait_for_writing(folder))
@@ -115,7 +115,7 @@ def load_checkpoint(
         reader = Reader(at, manifest)
         if comm.rank == 0:
             reader.verify_others()
-            for component in learner.at_work.external:
+            for component in learner.runner.external:
                 component.check_files(str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
@@ -127,19 +127,19 @@ def load_checkpoint(
     assert read is not None
     tree, room, sent, documents = read
     extra, extras = comm.together(lambda: _extras(comm, at, manifest["ranks"], documents))
-    learner.forget_announced()
+    learner.discard_issued()
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
 
     def read_external() -> None:
-        for component in learner.at_work.external:
+        for component in learner.runner.external:
             component.read(folder_of_all)
 
     _from_first(comm, read_external)
     learner.bytes_sent = sent
-    learner.left_out.loaded(learner.samples)
-    if learner.survival is not None:
-        learner.survival.went_back()  # nobody else goes to what was before
+    learner.skipped.loaded(learner.samples)
+    if learner.recovery is not None:
+        learner.recovery.went_back()  # nobody else goes to what was before
     return LoadedCheckpoint(
         path=at,
         ranks=manifest["ranks"],
@@ -219,7 +219,7 @@ def _read(
     sent = sum(n["bytes_sent"] for n in numbers)
     try:
         for writer, state in zip(writers, states, strict=True):
-            require_alike(learner, state, arrays[writer])
+            require_equal(learner, state, arrays[writer])
         if ranks == size:
             whole = {name: array.whole() for name, array in arrays[rank].items()}
             tree = unflatten(states[0], whole)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from ...array_files import require_safetensors
-from ...communication import Communicator, InBackground, is_loss
+from ...communication import Communicator, InBackground, is_rank_failure
 from ...communication.job_environment import job_name
 from ...communication.liveness.rank_status import note_checkpoint
 from ...errors import SharedError, SharedProblem, UserError
@@ -115,10 +115,10 @@ class Checkpoints:
         if require_learner(learner).serves:
             return
         learner.require_own_model("save")
-        if learner.survival is None:
+        if learner.recovery is None:
             self._save(learner, extra, metric, background)
         else:  # where a rank dies there is no checkpoint, and the others have gone back
-            learner.survival.survives(lambda: self._save(learner, extra, metric, background))
+            learner.recovery.fault_tolerant(lambda: self._save(learner, extra, metric, background))
 
     def _save(self, learner: Learner, extra: Any, metric: Any, background: bool) -> None:
         learner.meet()  # a rank that has failed would be waited for below
@@ -150,7 +150,7 @@ class Checkpoints:
 
         def elsewhere(folder: Path) -> files.Facts:
             written: files.Facts = {}
-            for component in learner.at_work.external:
+            for component in learner.runner.external:
                 written |= component.write(str(folder.resolve()))
             return written
 
@@ -189,7 +189,9 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         if writing is not None:
             _forget(writing)
-            if not is_loss(writing.error()):  # a rank has died: the one before is the newest
+            if not is_rank_failure(
+                writing.error()
+            ):  # a rank has died: the one before is the newest
                 self._written = writing.result()
         return self._written
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ...communication import Communicator, is_loss, meet_again
-from ...communication.liveness.failure import MOST_IN_VAIN
+from ...communication import Communicator, is_rank_failure, reconfigure_ranks
+from ...communication.liveness.failure import MOST_FRUITLESS
 
 
-class Regrouping(ABC):
+class Recovery(ABC):
     """Lets a learner go on without ranks that have died.
 
     Args:
@@ -28,12 +28,12 @@ class Regrouping(ABC):
 
     def __init__(self, learner: Any) -> None:
         self._learner = learner
-        self._generation, self._in_vain = learner.world.generation, 0
+        self._generation, self._fruitless = learner.world.generation, 0
         self.sizes: list[dict[str, int]] = []
         self.by_itself, self.has_joined, self.times = True, False, 0
 
     @abstractmethod
-    def recover(self, *, grows: bool = True) -> None:
+    def recover(self, *, allow_join: bool = True) -> None:
         """Go on with the ranks that are left.
 
         Args:
@@ -95,10 +95,10 @@ class Regrouping(ABC):
 
     def _require_loss(self, error: Exception) -> None:
         """Raise the error again, unless ranks have died and the others can go on. Local."""
-        if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
+        if not is_rank_failure(error) or self._fruitless > MOST_FRUITLESS:
             raise error
 
-    def _form_again(self, *, grows: bool) -> None:
+    def _reconfigure(self, *, allow_join: bool) -> None:
         """Leave what is under way, and form a group of those that are left. Collective."""
         learner, world = self._learner, self._learner.world
         regroups = world.generation == self._generation
@@ -106,25 +106,25 @@ class Regrouping(ABC):
         if regroups:
             before = world.world_ranks
             try:
-                world.regroup(grows=grows)
+                world.reconfigure(allow_join=allow_join)
             finally:
-                self._in_vain = self._in_vain + 1 if world.world_ranks == before else 0
+                self._fruitless = self._fruitless + 1 if world.world_ranks == before else 0
         self._generation = world.generation
-        learner.form_again()
+        learner.reconfigure()
 
 
-def begin_with_those_left(comm: Any, begin: Callable[[], object]) -> None:
+def begin_with_remaining(comm: Any, begin: Callable[[], object]) -> None:
     """Begin something; again, where ranks have died in it, with those that are left. Collective."""
     if isinstance(comm, Communicator):
-        comm.end_prologue()
-    in_vain = 0
+        comm.end_replay_log()
+    fruitless = 0
     while True:
         try:
             begin()
             return
         except Exception as error:
-            if not (is_loss(error) and comm.survives) or in_vain > MOST_IN_VAIN:
+            if not (is_rank_failure(error) and comm.fault_tolerant) or fruitless > MOST_FRUITLESS:
                 raise
             before = comm.world_ranks
-            meet_again(comm)
-            in_vain = in_vain + 1 if comm.world_ranks == before else 0
+            reconfigure_ranks(comm)
+            fruitless = fruitless + 1 if comm.world_ranks == before else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...parameter_server import Pulled
+from ...parameter_server import WorkerProgress
 from ...parameter_server.statistics import unpacked_statistics
 
 
@@ -30,7 +30,7 @@ def largest(known: list[ServedLosses]) -> ServedLosses:
 
 
 @dataclass
-class Told:
+class RecoveryStatus:
     """What every rank tells the others as they go on.
 
     Attributes:
@@ -46,7 +46,7 @@ class Told:
     """
 
     completed: bool
-    pulled: Pulled | None
+    pulled: WorkerProgress | None
     samples: int
     total: int
     began: bool
@@ -56,7 +56,7 @@ class Told:
     statistics: Any
 
 
-def plain_of(told: Told) -> list[Any]:
+def plain_of(told: RecoveryStatus) -> list[Any]:
     """As a message can hold it."""
     pulled, losses, statistics = told.pulled, told.losses, told.statistics
     return [
@@ -72,12 +72,12 @@ def plain_of(told: Told) -> list[Any]:
     ]
 
 
-def told_of(plain: list[Any]) -> Told:
+def status_from_plain(plain: list[Any]) -> RecoveryStatus:
     """The inverse of `plain_of`."""
     completed, pulled, samples, total, began, losses, workers, calls, statistics = plain
-    return Told(
+    return RecoveryStatus(
         completed,
-        pulled and Pulled(*pulled),
+        pulled and WorkerProgress(*pulled),
         samples,
         total,
         began,

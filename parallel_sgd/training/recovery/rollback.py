@@ -23,7 +23,7 @@ from ...errors import RanksLost
 from ..state.reshard import stripe_sizes
 from ..state.state_tree import put_back, unflatten
 from ..state.stateful import Stateful
-from .base import Regrouping
+from .base import Recovery
 from .snapshot import Copy, Sharing
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class Losses:
     values: int = 0
 
 
-class Survival(Regrouping):
+class Rollback(Recovery):
     """Keeps a learner's copies, and takes it back to one.
 
     Args:
@@ -74,7 +74,7 @@ class Survival(Regrouping):
         """Take the first copy, or where others have gone on already, get what they have.
         Collective."""
         if self._generation:
-            self._take_part()
+            self._rejoin()
         else:
             self.sizes = self._learner.comm.allgather_object(stripe_sizes(self._learner))
             self.commit()
@@ -114,7 +114,7 @@ class Survival(Regrouping):
                 self._require_loss(error)
                 self.recover()
 
-    def survives(self, call: Callable[[], object]) -> bool:
+    def fault_tolerant(self, call: Callable[[], object]) -> bool:
         """Do what all ranks do together; False where ranks have died, or can join, and training has
         gone back. Collective."""
         world = self._learner.world
@@ -133,17 +133,17 @@ class Survival(Regrouping):
         training goes back."""
         return function()
 
-    def survives_step(self, step: Callable[[], object]) -> bool:
-        """As `survives`."""
-        return self.survives(step)
+    def recovers_step(self, step: Callable[[], object]) -> bool:
+        """As `fault_tolerant`."""
+        return self.fault_tolerant(step)
 
     def stepped(self) -> None:
         """Take a copy where one is due. What runs in the background is waited for."""
         self._steps, self._at_end = self._steps + 1, False
-        work = self._learner.at_work
+        work = self._learner.runner
         if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
             self.commit()
-            self._in_vain = 0
+            self._fruitless = 0
 
     def complete_pass(self) -> bool:
         return self._all_have_a_copy(lambda: None) is not None
@@ -179,7 +179,7 @@ class Survival(Regrouping):
         number = None
         try:
             result = function()
-            algorithm = self._learner.at_work.algorithm
+            algorithm = self._learner.runner.algorithm
             met = self._steps > 0 and algorithm.synchronizes_every_step  # since the copy before
             if not (met or self._paused):
                 self._learner.meet()
@@ -191,7 +191,7 @@ class Survival(Regrouping):
             self._require_loss(error)
             if not self.by_itself:  # the session begins anew, on all ranks
                 raise
-            self.recover(grows=False)  # a rank that joins would not come here
+            self.recover(allow_join=False)  # a rank that joins would not come here
             is_there = number is not None and self._back_to >= number
             return (result,) if is_there else None
 
@@ -215,13 +215,13 @@ class Survival(Regrouping):
         copy = max(self._copies, key=lambda copy: copy.number)
         put_back(self._learner, name, unflatten(copy.tree[name], copy.arrays))
 
-    def recover(self, *, grows: bool = True) -> None:
+    def recover(self, *, allow_join: bool = True) -> None:
         """Go on from the newest copy that all ranks have, on those that are left."""
         self._back_to = sys.maxsize
         while True:
             try:
-                self._form_again(grows=grows)
-                self._take_part()
+                self._reconfigure(allow_join=allow_join)
+                self._rejoin()
                 return
             except Exception as error:
                 self._require_loss(error)
@@ -231,12 +231,12 @@ class Survival(Regrouping):
         world = self._learner.world
         return {
             "ranks": list(world.world_ranks),
-            "ranks_lost": list(world.lost_ranks),
+            "ranks_lost": list(world.failed_ranks),
             "samples_trained_again": self.losses.samples,
             "residual_values_lost": self.losses.values,
         }
 
-    def _take_part(self) -> None:
+    def _rejoin(self) -> None:
         """Agree on a copy, and make the state of this rank of it. Collective."""
         learner, comm = self._learner, self._learner.comm
         held = {copy.number: copy for copy in self._copies if copy.number >= 0}
@@ -254,8 +254,8 @@ class Survival(Regrouping):
         self.sizes = comm.allgather_object(stripe_sizes(learner))
         shared = Sharing(learner, own)
         shared.put_back(learner, self.sizes)
-        work = learner.at_work
-        work.algorithm.regrouped(work.state, work.work)
+        work = learner.runner
+        work.algorithm.reconfigured(work.state, work.work)
         learner.restarted()
         self.times += 1
         for copy in self._copies:
@@ -273,7 +273,7 @@ class Survival(Regrouping):
     def _tell(self, again: int, values: int) -> None:
         world = self._learner.world
         if world.rank == 0:
-            lost = ", ".join(map(str, world.lost_ranks)) or "none"
+            lost = ", ".join(map(str, world.failed_ranks)) or "none"
             residuals = f"; {values} values of residuals are lost" if values else ""
             tell(
                 f"parallel_sgd: ranks that have died: {lost}; {world.size} go on from "

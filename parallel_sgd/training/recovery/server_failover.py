@@ -18,14 +18,14 @@ import numpy.typing as npt
 from ...communication.stderr import tell
 from ...errors import RanksLost, SharedLoss, WaitedInVain
 from ...kernels import array_module, on_host
-from ...parameter_server import Assembled, Holding, Pulled, assemble
-from .base import Regrouping
-from .recovery_status import ServedLosses, Told, largest, plain_of, told_of
+from ...parameter_server import Assembled, Holding, WorkerProgress, assemble
+from .base import Recovery
+from .recovery_status import RecoveryStatus, ServedLosses, largest, plain_of, status_from_plain
 
 Result = TypeVar("Result")
 
 
-class ServedSurvival(Regrouping):
+class ServerFailover(Recovery):
     """Lets a learner that has servers go on.
 
     Args:
@@ -42,7 +42,7 @@ class ServedSurvival(Regrouping):
         super().__init__(learner)
         self._served = -1  # the generation of servers that this rank has taken part in
         self._workers: tuple[int, ...] = ()  # of it, by their ranks in the world, for good
-        self._holdings: list[Holding] = []  # the newest last
+        self._shards: list[Holding] = []  # the newest last
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
         self._calls = self._most_calls = 0  # that have come to an end: here, and on any worker
@@ -55,13 +55,13 @@ class ServedSurvival(Regrouping):
         if self._generation:
             if not self._learner.serves:  # its client has not asked any servers
                 self._served = -1
-            self._take_part()
+            self._rejoin()
             self._resume()
         else:
             self._hold()
         self._learner.state.ask_again(self._recover_in_request)
 
-    def survives(self, call: Callable[[], object]) -> bool:
+    def fault_tolerant(self, call: Callable[[], object]) -> bool:
         """As `all_come_through`; True: nobody goes back."""
         self.all_come_through(call)
         return True
@@ -153,7 +153,7 @@ class ServedSurvival(Regrouping):
             raise RanksLost("a rank has died in a request for rows")
         self.recover()
 
-    def survives_step(self, step: Callable[[], object]) -> bool:
+    def recovers_step(self, step: Callable[[], object]) -> bool:
         """Take a step; False where ranks have died in it before it began to train. Collective as
         the step is."""
         learner = self._learner
@@ -165,7 +165,7 @@ class ServedSurvival(Regrouping):
             if total and not learner.is_fed:  # others are in this step already, and need its push
                 learner.announce(learner.in_step, total)
             step()
-            self._in_vain = 0
+            self._fruitless = 0
             return True
         except Exception as error:
             self._require_loss(error)
@@ -177,7 +177,7 @@ class ServedSurvival(Regrouping):
             if learner.samples > before:  # of the warm start: a worker at least has taken it
                 learner.last_samples = learner.samples - before
                 return True
-            return bool(self._total) and not learner.is_fed and self.survives_step(step)
+            return bool(self._total) and not learner.is_fed and self.recovers_step(step)
 
     def finish(self, complete: Callable[[], object]) -> None:
         """Complete the model, again if need be, until all ranks that are left have the same.
@@ -193,27 +193,27 @@ class ServedSurvival(Regrouping):
             except Exception as error:
                 self._require_loss(error)
                 try:
-                    self.recover(grows=self._learner.serves)
+                    self.recover(allow_join=self._learner.serves)
                 except SharedLoss:  # nobody is left who trains
                     if not self._completed:
                         raise
                     return
 
-    def recover(self, *, grows: bool = True) -> None:
+    def recover(self, *, allow_join: bool = True) -> None:
         """Go on from where each rank is, with the ranks that are left."""
         learner, state = self._learner, self._learner.state
         if self._model is None:
             self._model = self._own_model()
         group, tables, sent = learner.group, learner.algorithm.tables, learner.bytes_sent
-        grows = grows and not (tables or group.shared or self._completed)
+        allow_join = allow_join and not (tables or group.shared or self._completed)
         while True:
             try:
-                self._form_again(grows=grows)
+                self._reconfigure(allow_join=allow_join)
                 state.go_on(learner.state)
                 state.ask_again(self._recover_in_request)
-                learner.state = learner.at_work.state = state
+                learner.state = learner.runner.state = state
                 learner.bytes_sent = sent  # which the state knows, and the learner knew, too
-                self._take_part()
+                self._rejoin()
                 self._resume()
                 return
             except Exception as error:
@@ -226,7 +226,7 @@ class ServedSurvival(Regrouping):
         world = self._learner.world
         return {
             "ranks": list(world.world_ranks),
-            "ranks_lost": list(world.lost_ranks),
+            "ranks_lost": list(world.failed_ranks),
             "samples_trained_again": 0,
             "residual_values_lost": self.losses.residuals,
             "server_values_lost": self.losses.model,
@@ -236,20 +236,20 @@ class ServedSurvival(Regrouping):
     def _own_model(self) -> Any:
         return on_host(self._learner.parameters.flat.copy())
 
-    def _told(self) -> Told:
+    def _told(self) -> RecoveryStatus:
         learner, state, world = self._learner, self._learner.state, self._learner.world
         known = self._served >= 0
         pulled = None
         if known and not learner.serves and not self._completed:
             client = state.client
-            pulled = Pulled(
+            pulled = WorkerProgress(
                 world.world_ranks[world.rank],
                 self._served,
                 client.versions,
                 client.clock if client.pushing is None else client.pushing.clock - 1,
                 client.samples,
             )
-        return Told(
+        return RecoveryStatus(
             self._completed,
             pulled,
             learner.samples,
@@ -261,10 +261,12 @@ class ServedSurvival(Regrouping):
             state.table,
         )
 
-    def _take_part(self) -> None:
+    def _rejoin(self) -> None:
         """Servers go on from what all ranks hold. Collective."""
         learner, world = self._learner, self._learner.world
-        everybody = [told_of(plain) for plain in world.allgather_object(plain_of(self._told()))]
+        everybody = [
+            status_from_plain(plain) for plain in world.allgather_object(plain_of(self._told()))
+        ]
         self.losses = largest([told.losses for told in everybody if told.losses] or [self.losses])
         self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
         if any(told.completed for told in everybody):
@@ -276,14 +278,14 @@ class ServedSurvival(Regrouping):
         knows = pulled[world.rank] is not None
         latest = state.pulled if knows else x
         copy = own if latest is x else on_host(latest)
-        whole = assemble(world, self._holdings, pulled, copy, state.buffers)
+        whole = assemble(world, self._shards, pulled, copy, state.buffers)
         begins = not whole.held and not any(pulled)
         if begins:
             whole.vectors[0][...] = own
         else:
             self._require_rows(whole)
         workers = [
-            pulled[rank] or Pulled(world.world_ranks[rank], -1, [], 0, 0)
+            pulled[rank] or WorkerProgress(world.world_ranks[rank], -1, [], 0, 0)
             for rank in learner.group.workers
         ]
         tables = self._tables()
@@ -296,7 +298,7 @@ class ServedSurvival(Regrouping):
             self._count(whole, min((told.workers for told in everybody if told.workers), key=len))
         self._hold()
         world.barrier()  # whoever comes through it knows that all hold it
-        self._holdings, self._model = self._holdings[-1:], None
+        self._shards, self._model = self._shards[-1:], None
         here = [told.total for told in everybody if told.samples - told.total == learner.samples]
         self._total = 0 if learner.algorithm.asynchronous else max(here, default=0)
         self._began = all(told.began for told in everybody)
@@ -307,7 +309,7 @@ class ServedSurvival(Regrouping):
         if not begins:
             self._tell(whole)
 
-    def _go_on(self, whole: Assembled, workers: list[Pulled]) -> None:
+    def _go_on(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
         """This worker's client goes on with the servers as they are now."""
         learner, state = self._learner, self._learner.state
         pulled, client, pushing = workers[learner.comm.rank], state.client, state.client.pushing
@@ -319,7 +321,7 @@ class ServedSurvival(Regrouping):
             state.base[...] = self._learner.parameters.flat
 
     def _arrived(
-        self, whole: Assembled, workers: list[Pulled], own: Pulled, clock: int
+        self, whole: Assembled, workers: list[WorkerProgress], own: WorkerProgress, clock: int
     ) -> npt.NDArray[np.bool_]:
         """[n], what servers that are left have of this worker's push, by its clock."""
         arrived = np.zeros(whole.missing.size, bool)
@@ -337,7 +339,7 @@ class ServedSurvival(Regrouping):
         learner = self._learner
         if learner.serves or self._completed:
             return
-        state, work = learner.state, learner.at_work.work
+        state, work = learner.state, learner.runner.work
         if not self._began:  # all have come as far, but perhaps for the last step
             step, comm = learner.local_step.state, learner.comm
             for array in (learner.parameters.flat, *step.buffers.values()):
@@ -347,7 +349,7 @@ class ServedSurvival(Regrouping):
                 state.begin_on_servers()
         learner.algorithm.resume(state, work)
 
-    def _take_final(self, everybody: list[Told]) -> None:
+    def _take_final(self, everybody: list[RecoveryStatus]) -> None:
         """Some have completed the model: it is everybody's. Collective."""
         learner, world = self._learner, self._learner.world
         root = next(rank for rank, told in enumerate(everybody) if told.completed)
@@ -369,7 +371,7 @@ class ServedSurvival(Regrouping):
         self._served, self._workers = self._generation, tuple(ranks[k] for k in group.workers)
         if connection.serves:
             server = connection.server
-            self._holdings.append(
+            self._shards.append(
                 Holding(
                     self._generation,
                     group.server,
@@ -397,9 +399,9 @@ class ServedSurvival(Regrouping):
 
     def _tables(self) -> Any:
         """What this rank's server holds of the tables; None where there is none before."""
-        if not self._holdings:
+        if not self._shards:
             return None
-        ranks, held = self._learner.world.world_ranks, self._holdings[-1]
+        ranks, held = self._learner.world.world_ranks, self._shards[-1]
         now = [ranks[k] for k in self._learner.group.workers]
         held.tables.renumber(
             {k: now.index(rank) for k, rank in enumerate(held.pushers) if rank in now}
@@ -418,7 +420,7 @@ class ServedSurvival(Regrouping):
     def _tell(self, whole: Assembled) -> None:
         learner, world = self._learner, self._learner.world
         if world.rank == 0:
-            lost, group = ", ".join(map(str, world.lost_ranks)) or "none", learner.group
+            lost, group = ", ".join(map(str, world.failed_ranks)) or "none", learner.group
             values = f"; {whole.lost} values of servers come from a worker" if whole.lost else ""
             tell(
                 f"parallel_sgd: ranks that have died: {lost}; {len(group.workers)} train on, "

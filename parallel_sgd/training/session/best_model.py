@@ -7,10 +7,10 @@ import math
 from ..learner import Learner
 from .options import SessionOptions
 from .snapshot import Snapshot
-from .state import Progress, Standing
+from .state import Progress, SessionState
 
 
-class Adjusting:
+class BestModel:
     """Keeps the best model, adjusts the learning rate, and says when training is to end.
 
     Args:
@@ -56,7 +56,7 @@ class Adjusting:
 
         return self._learner.all_come_through(go_back)
 
-    def share(self, standing: Standing) -> None:
+    def share(self, standing: SessionState) -> None:
         """The ranks are others: all of them are to have the best model. Collective."""
         if not self.keeps_best:
             return
@@ -66,9 +66,9 @@ class Adjusting:
         if not any(self._learner.comm.allgather_object(best.taken)):
             standing.best = None
             return
-        survival, present = self._learner.survival, Snapshot()
-        assert survival is not None
-        with survival.paused():  # nobody is to go back to the best model
+        recovery, present = self._learner.recovery, Snapshot()
+        assert recovery is not None
+        with recovery.paused():  # nobody is to go back to the best model
             present.take(self._learner)
             best.restore(self._learner)
             self.keep()
@@ -86,7 +86,7 @@ class Adjusting:
         return went_back
 
     def adjust(
-        self, row: Progress, criterion: float, standing: Standing, *, last: bool
+        self, row: Progress, criterion: float, standing: SessionState, *, last: bool
     ) -> tuple[Progress, bool]:
         """Do what a row's criterion asks for.
 
@@ -123,7 +123,7 @@ class Adjusting:
         standing.latest = standing.best
         return row.with_event(f"back to the model of {standing.best_samples} samples"), True
 
-    def _note_best(self, criterion: float, standing: Standing) -> None:
+    def _note_best(self, criterion: float, standing: SessionState) -> None:
         """Keep the model, where it is the best so far; end training where none was for long."""
         validation = self._validation
         least = validation.min_improvement if validation else 0.0

@@ -13,10 +13,10 @@ from ..checkpoint.latest import checkpoint_to_resume
 from ..checkpoint.loader import load_checkpoint
 from ..checkpoint.saver import Checkpoints, difference_of, places_of
 from ..learner import Learner
-from .best_model import Adjusting
+from .best_model import BestModel
 from .minibatches import Feeding
 from .options import SessionOptions
-from .state import Standing
+from .state import SessionState
 
 
 class SessionCheckpoints:
@@ -54,7 +54,7 @@ class SessionCheckpoints:
     def __exit__(self, *error: Any) -> None:
         self._saver.__exit__(*error)
 
-    def take_up(self, adjusting: Adjusting) -> tuple[Standing, Path | None]:
+    def resume_from(self, best_model: BestModel) -> tuple[SessionState, Path | None]:
         """Go on from a checkpoint where there is one to be resumed; where the session stands then,
         and the checkpoint. Collective."""
         config, learner, feeding = self._config, self._learner, self._feeding
@@ -62,9 +62,9 @@ class SessionCheckpoints:
         path = self._comm.together(lambda: checkpoint_to_resume(config) if first else None)
         path = self._comm.allgather_object(path)[0]
         if path is None:
-            return Standing(), None
+            return SessionState(), None
         loaded = load_checkpoint(learner, path, facts=self._facts)
-        standing = Standing.of(loaded.extras, self._comm.rank, self._comm.size)
+        standing = SessionState.of(loaded.extras, self._comm.rank, self._comm.size)
         if standing is None:
             raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
         if learner.samples > feeding.total:
@@ -74,11 +74,11 @@ class SessionCheckpoints:
                 f"{str(loaded.path)!r} has seen"
             )
         if standing.ended and standing.total == feeding.total:
-            adjusting.ended = standing.ended
-        if adjusting.keeps_best and standing.best is not None:
+            best_model.ended = standing.ended
+        if best_model.keeps_best and standing.best is not None:
             best = self._comm.together(lambda: _best_beside(loaded.path.resolve(), standing))
             load_checkpoint(learner, best, facts=self._facts)
-            adjusting.keep()
+            best_model.keep()
             load_checkpoint(learner, loaded.path, facts=self._facts)
         return standing, loaded.path
 
@@ -95,7 +95,7 @@ class SessionCheckpoints:
         due = self._config.every is not None and self._feeding.crossed(before, self._config.every)
         return (self._clock is not None and self._clock.stepped()) or due
 
-    def save(self, standing: Standing, *, best: bool) -> None:
+    def save(self, standing: SessionState, *, best: bool) -> None:
         """Save all state, and the session's. Collective.
 
         Args:
@@ -117,7 +117,7 @@ class SessionCheckpoints:
                 remove(path)
 
 
-def _best_beside(resumed: Path, standing: Standing) -> Path:
+def _best_beside(resumed: Path, standing: SessionState) -> Path:
     """The checkpoint beside the resumed one that has the best criterion so far. Local."""
     for path in checkpoints_in(resumed.parent):
         with suppress(UserError):  # a damaged one, of which nothing is needed

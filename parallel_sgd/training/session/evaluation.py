@@ -15,10 +15,10 @@ from .cross_validation import CrossValidation
 from .means import evaluate
 from .minibatches import Feeding
 from .options import SessionOptions
-from .state import Progress, Standing
+from .state import Progress, SessionState
 
 
-class Measuring:
+class Evaluation:
     """
     Args:
         session: whose values have been checked.
@@ -60,7 +60,7 @@ class Measuring:
                 facts[name] = require_same_data(name, data, self._comm, classes=classes)
         return facts
 
-    def row(self, standing: Standing, *, validates: bool) -> Progress:
+    def row(self, standing: SessionState, *, validates: bool) -> Progress:
         """Where training stands now. Collective where ranks meet.
 
         Args:
@@ -72,7 +72,7 @@ class Measuring:
 
         return self._learner.all_come_through(row) if self.meets else row()
 
-    def _row(self, standing: Standing, *, validates: bool) -> Progress:
+    def _row(self, standing: SessionState, *, validates: bool) -> Progress:
         metrics = {}
         if validates and self._validation is not None:
             metrics = self._metrics(self._validation)
@@ -94,7 +94,7 @@ class Measuring:
             **self._reported(),
         )
 
-    def next_step(self, standing: Standing) -> dict[str, Any]:
+    def next_step(self, standing: SessionState) -> dict[str, Any]:
         """What a row says of the step that comes next. Local."""
         samples, feeding = self._learner.samples, self._feeding
         rate = self._learner.local_step.lr

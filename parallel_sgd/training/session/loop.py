@@ -16,16 +16,16 @@ from ...errors import SMALLER_RATE, DivergedError, Preempted, SharedError, UserE
 from ...validation import one_number
 from ..learner import Learner
 from .batches import Batch, pieces_of
-from .best_model import Adjusting
+from .best_model import BestModel
 from .checkpointing import SessionCheckpoints
-from .evaluation import Measuring
+from .evaluation import Evaluation
 from .minibatches import Feeding
-from .non_finite import NotFiniteAtWork
+from .non_finite import NonFiniteRunner
 from .options import SessionOptions
 from .output import Once, RunOutput, called
 from .preemption import Preemption
 from .snapshot import Snapshot
-from .state import Progress, Standing
+from .state import Progress, SessionState
 
 BY_CALLBACK = "ended by a callback"
 
@@ -51,22 +51,22 @@ class TrainingRun:
         self, session: SessionOptions, learner: Learner, best: Snapshot, preemption: Preemption
     ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
-        survival = learner.survival
-        kept = None if survival is None else survival.keep(self._kept)
-        self.standing = Standing()
+        recovery = learner.recovery
+        kept = None if recovery is None else recovery.keep(self._kept)
+        self.standing = SessionState()
         self._start: int = learner.samples if kept is None else kept["start"]
         self.feeding = self.comm.together(
             lambda: Feeding(session, learner, lambda: self.standing.size, self._start)
         )
-        self.measuring = self.comm.together(lambda: Measuring(session, learner, self.feeding))
-        self.adjusting = Adjusting(session, learner, best)
+        self.evaluation = self.comm.together(lambda: Evaluation(session, learner, self.feeding))
+        self.best_model = BestModel(session, learner, best)
         self.not_finite = self.comm.together(
-            lambda: NotFiniteAtWork(session.not_finite, learner, self.feeding)
+            lambda: NonFiniteRunner(session.not_finite, learner, self.feeding)
         )
         self.preemption = preemption
         preemption.begin()
         self.checkpoints: SessionCheckpoints | None = None
-        self.output = RunOutput(session, learner, meets=self.measuring.meets)
+        self.output = RunOutput(session, learner, meets=self.evaluation.meets)
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the model as it is now
         self._begun = False
@@ -105,7 +105,7 @@ class TrainingRun:
         finally:
             self.learner.local_step.state.lr_factor = 1.0  # of this session alone
             self.output.close()
-        return self.standing.history if self.measuring.observes else []
+        return self.standing.history if self.evaluation.observes else []
 
     # Where ranks die, or join.
 
@@ -114,8 +114,8 @@ class TrainingRun:
         return {
             "standing": self.standing.as_dict(),
             "criterion": self._criterion,
-            "ended": self.adjusting.ended,
-            "ends_with_best": self.adjusting.ends_with_best,
+            "ended": self.best_model.ended,
+            "ends_with_best": self.best_model.ends_with_best,
             "trained": self.output.trained,
             "begun": self._begun,
             "start": self._start,
@@ -123,21 +123,21 @@ class TrainingRun:
 
     def _go_on_from(self, kept: dict[str, Any]) -> None:
         """The learner has gone back to where this was kept, on this rank or another. Local."""
-        standing = Standing.of([kept["standing"]], 0, 1)
+        standing = SessionState.of([kept["standing"]], 0, 1)
         assert standing is not None
-        survival = self.learner.survival
-        if survival is not None and survival.has_joined:
+        recovery = self.learner.recovery
+        if recovery is not None and recovery.has_joined:
             standing.begin_row()  # the sum of the rank whose place it takes is lost
         self.standing, self._criterion = standing, kept["criterion"]
-        self.adjusting.ended = kept["ended"]
-        self.adjusting.ends_with_best = kept["ends_with_best"]
+        self.best_model.ended = kept["ended"]
+        self.best_model.ends_with_best = kept["ends_with_best"]
         self.output.trained, self._begun = kept["trained"], kept["begun"]
 
     def _copy(self, *, new_row: bool) -> None:
         """What is to be done after a step has been: take a copy, where one is due. Local."""
-        survival = self.learner.survival
-        if survival is not None:
-            survival.commit() if new_row else survival.stepped()
+        recovery = self.learner.recovery
+        if recovery is not None:
+            recovery.commit() if new_row else recovery.stepped()
 
     def _require_same_ranks(self) -> None:
         if self.comm.generation != self._generation:
@@ -167,7 +167,7 @@ class TrainingRun:
             }
         )
         self.feeding.meet()
-        facts = self.feeding.facts | self.measuring.meet()
+        facts = self.feeding.facts | self.evaluation.meet()
         self.output.hold_folder()
         if checkpoints:
             self.checkpoints = SessionCheckpoints(session, self.learner, self.feeding, facts)
@@ -178,10 +178,10 @@ class TrainingRun:
         session, checkpoints, resumed = self.session, self.checkpoints, None
         again = self._begun
         if again:
-            self.adjusting.share(self.standing)
+            self.best_model.share(self.standing)
         elif checkpoints:
-            self.standing, resumed = checkpoints.take_up(self.adjusting)
-        rows, ended = self.standing.history, self.adjusting.ended is not None
+            self.standing, resumed = checkpoints.resume_from(self.best_model)
+        rows, ended = self.standing.history, self.best_model.ended is not None
         if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
             rows = rows[:-1]
 
@@ -201,21 +201,21 @@ class TrainingRun:
     def _end(self) -> None:
         """Complete the model, and what is written of it."""
         output, history = self.output, self.standing.history
-        adjusting, standing = self.adjusting, self.standing
+        best_model, standing = self.best_model, self.standing
         self._require_same_ranks()
-        goes_back = adjusting.finish()
+        goes_back = best_model.finish()
         if goes_back:
             self._criterion = standing.best
-        if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
-            standing.ended, standing.total = adjusting.ended, self.feeding.total
+        if best_model.ended is not None and best_model.ended != BY_CALLBACK:
+            standing.ended, standing.total = best_model.ended, self.feeding.total
         self._save_at_end(needed=output.trained)
         samples = self.learner.samples
         self.learner.finish()  # may change the model: the last row is of the final one
         output.finished = True
-        final = self.measuring.final()
-        if not history or (not self.measuring.meets and history[-1].samples < samples):
+        final = self.evaluation.final()
+        if not history or (not self.evaluation.meets and history[-1].samples < samples):
             # Another rank has had the rows, and has died, or dies yet.
-            history.append(self.measuring.row(standing, validates=False))
+            history.append(self.evaluation.row(standing, validates=False))
         row = replace(history[-1], **final).finite()
         event = f"back to the model of {standing.best_samples} samples"
         back = goes_back and standing.best_samples < row.samples
@@ -229,7 +229,7 @@ class TrainingRun:
     # The loop.
 
     def _goes_on(self) -> bool:
-        ended = self.adjusting.ended is not None or self.preemption.agreed
+        ended = self.best_model.ended is not None or self.preemption.agreed
         return self.learner.samples < self.feeding.total and not ended
 
     def _train(self) -> None:
@@ -244,7 +244,7 @@ class TrainingRun:
             except DivergedError as error:
                 if self.not_finite.reduces:
                     self._reduce(error)
-                elif self.adjusting.can_roll_back:
+                elif self.best_model.can_roll_back:
                     self._undo(str(error))
                 else:
                     raise
@@ -306,7 +306,7 @@ class TrainingRun:
         if validates or crossed(before, session.progress_every):
             if self._row(validates=validates):
                 return True
-            if self.adjusting.ended is not None:
+            if self.best_model.ended is not None:
                 return True
         if self.learner.samples >= self.feeding.total:
             return True
@@ -320,63 +320,63 @@ class TrainingRun:
 
     def _row(self, *, validates: bool) -> bool:
         """Make a row, and do what it asks for; whether training goes on from an earlier model."""
-        standing, measuring, adjusting = self.standing, self.measuring, self.adjusting
-        if not measuring.observes:
+        standing, evaluation, best_model = self.standing, self.evaluation, self.best_model
+        if not evaluation.observes:
             standing.begin_row()
             return False
-        row, moved = self.not_finite.noted(measuring.row(standing, validates=validates)), False
+        row, moved = self.not_finite.noted(evaluation.row(standing, validates=validates)), False
         last = self.learner.samples >= self.feeding.total
         standing.begin_row()
-        criterion = measuring.criterion(row)
+        criterion = evaluation.criterion(row)
         self._require_finite(row)
         if criterion is not None:
-            row, moved = adjusting.adjust(row, criterion, standing, last=last)
+            row, moved = best_model.adjust(row, criterion, standing, last=last)
             self._criterion = criterion if math.isfinite(criterion) else None
-            row = replace(row, **measuring.next_step(standing))
-        if not self._call_back(row.finite()) and adjusting.ended is None:
-            adjusting.ended = BY_CALLBACK
+            row = replace(row, **evaluation.next_step(standing))
+        if not self._call_back(row.finite()) and best_model.ended is None:
+            best_model.ended = BY_CALLBACK
         self._note(row)
         if moved:
             self._forget_later_checkpoints()
-        if not last and adjusting.ended is None:  # else it is told when the model is complete
+        if not last and best_model.ended is None:  # else it is told when the model is complete
             self.output.tell(standing.history[-1:])
         return moved
 
     def _undo(self, problem: str) -> None:
         """Go on from the best model after a step that could not be taken. Collective."""
-        row = self.measuring.row(self.standing, validates=False).with_event(problem)
+        row = self.evaluation.row(self.standing, validates=False).with_event(problem)
         self.standing.begin_row()
-        row, _ = self.adjusting.adjust(row, math.nan, self.standing, last=False)
+        row, _ = self.best_model.adjust(row, math.nan, self.standing, last=False)
         self._note(row)
         self._forget_later_checkpoints()
-        if self.adjusting.ended is None:
+        if self.best_model.ended is None:
             self.output.tell(self.standing.history[-1:])
 
     def _reduce(self, error: DivergedError) -> None:
         """Go on at a lower rate from the newest good state. Collective."""
-        row = self.measuring.row(self.standing, validates=False).with_event(str(error))
+        row = self.evaluation.row(self.standing, validates=False).with_event(str(error))
         did, samples = self.not_finite.go_back(error, self.standing)
-        self._note(replace(row.with_event(did), **self.measuring.next_step(self.standing)))
+        self._note(replace(row.with_event(did), **self.evaluation.next_step(self.standing)))
         self._forget_later_checkpoints(samples)
         self.output.tell(self.standing.history[-1:])
 
     def _note(self, row: Progress) -> None:
         """Keep a row, which says why training ends, if it does."""
-        ended = self.adjusting.ended
+        ended = self.best_model.ended
         self.standing.history.append((row.with_event(ended) if ended else row).finite())
 
     def _require_finite(self, row: Progress) -> None:
         """End training where it has diverged, and no earlier model is there to go back to."""
         losses = {name: value for name, value in row.metrics.items() if name.endswith("_loss")}
         for name, loss in {"train_loss": row.train_loss, **losses}.items():
-            if loss is not None and not math.isfinite(loss) and not self.adjusting.can_roll_back:
+            if loss is not None and not math.isfinite(loss) and not self.best_model.can_roll_back:
                 problem = (
                     f"training has diverged: the {name.replace('_', ' ')} is {loss} after "
                     f"{row.samples} samples; {SMALLER_RATE}"
                 )
                 if self.not_finite.reduces:
                     raise DivergedError(problem)
-                self.measuring.fail(problem)
+                self.evaluation.fail(problem)
 
     def _call_back(self, row: Progress) -> bool:
         """Call all callbacks, on all ranks; whether none of them, on any rank, has ended
@@ -411,8 +411,8 @@ class TrainingRun:
 
     def _without_copies(self) -> AbstractContextManager[object]:
         """While something is tried, to which no rank is to go back."""
-        survival = self.learner.survival
-        return survival.paused() if survival else nullcontext()
+        recovery = self.learner.recovery
+        return recovery.paused() if recovery else nullcontext()
 
     def _try(self, size: int, samples: int) -> float:
         """The mean training loss of so many samples in minibatches of this size; then all but the
@@ -445,13 +445,13 @@ class TrainingRun:
     @property
     def _is_best(self) -> bool:
         """Whether the model as it is now is the best so far, as all ranks know. Local."""
-        known = self.measuring.meets and self._criterion is not None
+        known = self.evaluation.meets and self._criterion is not None
         best, samples = self.standing.best, self.standing.best_samples
         return known and self._criterion == best and self.learner.samples == samples
 
     def _save_at_end(self, *, needed: bool) -> None:
         """Wait until all is on the disk, if need be with a last checkpoint. Collective."""
-        checkpoints, survival = self.checkpoints, self.learner.survival
+        checkpoints, recovery = self.checkpoints, self.learner.recovery
         if checkpoints is None:
             return
 
@@ -462,8 +462,8 @@ class TrainingRun:
 
         self.learner.all_come_through(saved)
         self._require_same_ranks()  # it may have gone back already, as others will
-        if survival is not None:  # where a rank has died meanwhile, nothing may have been saved
-            survival.survives(self.learner.meet)
+        if recovery is not None:  # where a rank has died meanwhile, nothing may have been saved
+            recovery.fault_tolerant(self.learner.meet)
             self._require_same_ranks()
 
     def _forget_later_checkpoints(self, samples: int = 0) -> None:

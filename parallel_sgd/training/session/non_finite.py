@@ -12,10 +12,10 @@ from ..non_finite import require_can_skip
 from .minibatches import Feeding
 from .non_finite_policy import KEEP_EVERY, NotFinitePolicy
 from .snapshot import Snapshot
-from .state import Progress, Standing
+from .state import Progress, SessionState
 
 
-class NotFiniteAtWork:
+class NonFiniteRunner:
     """A session's policy at work, around its loop: a `with` block.
 
     Args:
@@ -29,45 +29,45 @@ class NotFiniteAtWork:
     def __init__(
         self, policy: NotFinitePolicy | str | None, learner: Learner, feeding: Feeding
     ) -> None:
-        left_out = learner.left_out
+        skipped = learner.skipped
         assert not isinstance(policy, str)
-        given = "skip" if left_out.skips else "stop"
-        self._policy = policy or NotFinitePolicy(not_finite=given, not_finite_most=left_out.most)
-        self._learner, self._feeding, self._left_out = learner, feeding, left_out
+        given = "skip" if skipped.skips else "stop"
+        self._policy = policy or NotFinitePolicy(not_finite=given, not_finite_most=skipped.most)
+        self._learner, self._feeding, self._skipped = learner, feeding, skipped
         self._asked = policy is not None
         if self._policy.not_finite == "skip":
             require_can_skip(learner.algorithm)
         self.reduces = self._policy.not_finite == "reduce"
-        self._before = left_out.skips, left_out.most, left_out.option
-        self._told = left_out.minibatches
+        self._before = skipped.skips, skipped.most, skipped.option
+        self._told = skipped.minibatches
         self._good: list[tuple[Snapshot, int, tuple[float, int]]] = []  # the newest one first
         self._ranks: object = None  #: whose states these are
         self._failed_at, self._in_a_row, self._passed = -1, 0, True
 
-    def __enter__(self) -> NotFiniteAtWork:
-        left_out, policy = self._left_out, self._policy
-        left_out.skips, left_out.most = policy.not_finite == "skip", policy.not_finite_most
+    def __enter__(self) -> NonFiniteRunner:
+        skipped, policy = self._skipped, self._policy
+        skipped.skips, skipped.most = policy.not_finite == "skip", policy.not_finite_most
         if self._asked:
-            left_out.option = "not_finite_most"
-        left_out.keep(self._learner.samples)
+            skipped.option = "not_finite_most"
+        skipped.keep(self._learner.samples)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        left_out = self._left_out
-        left_out.skips, left_out.most, left_out.option = self._before
+        skipped = self._skipped
+        skipped.skips, skipped.most, skipped.option = self._before
 
     def to_judge(self, loss: float) -> float | None:
         """What a step is to be told of a minibatch's loss. Local."""
-        return loss if self.reduces or self._left_out.skips else None
+        return loss if self.reduces or self._skipped.skips else None
 
     def counts(self, loss: float) -> bool:
         """Whether a loss counts among those of a row: one that is left out, or undone, does not.
         Local."""
-        return not (self.reduces or self._left_out.skips) or math.isfinite(loss)
+        return not (self.reduces or self._skipped.skips) or math.isfinite(loss)
 
-    def keep(self, standing: Standing, before: int | None = None) -> None:
+    def keep(self, standing: SessionState, before: int | None = None) -> None:
         """With "reduce": keep the state, where it is time to.
 
         Args:
@@ -89,7 +89,7 @@ class NotFiniteAtWork:
         problem = problem_with(learner.parameters.flat, name="model")
         for vector in momenta:
             problem = problem or problem_with(vector, name="optimizer's state")
-        learner.group.agree(self._left_out.problem(problem), 0)
+        learner.group.agree(self._skipped.problem(problem), 0)
         if self._ranks is not learner.group:  # some have died: those left have other parts of it
             self._ranks = learner.group
             self._good.clear()
@@ -98,7 +98,7 @@ class NotFiniteAtWork:
         self._good.insert(0, (spare, learner.samples, (standing.loss, standing.count)))
         self._passed = True
 
-    def go_back(self, error: DivergedError, standing: Standing) -> tuple[str, int]:
+    def go_back(self, error: DivergedError, standing: SessionState) -> tuple[str, int]:
         """With "reduce": go on from the newest good state, at a lower rate; what was done, and the
         samples there. Collective.
 
@@ -121,7 +121,7 @@ class NotFiniteAtWork:
             self._good.pop(0)  # finite, but too far gone
         self._passed = False
         state, samples, (standing.loss, standing.count) = self._good[0]
-        learner.at_work.failed = False
+        learner.runner.failed = False
         state.restore(learner)
         standing.factor *= policy.not_finite_factor
         did = f"learning rate times {policy.not_finite_factor:g}; back to the state of {samples} "
@@ -129,8 +129,8 @@ class NotFiniteAtWork:
 
     def noted(self, row: Progress) -> Progress:
         """A row that says what was left out since the one before. Local."""
-        left_out = self._left_out
-        new, self._told = left_out.minibatches - self._told, left_out.minibatches
+        skipped = self._skipped
+        new, self._told = skipped.minibatches - self._told, skipped.minibatches
         if not new:
             return row
-        return row.with_event(f"{new} minibatches left out: {left_out.latest}")
+        return row.with_event(f"{new} minibatches left out: {skipped.latest}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...communication.job_environment import survives
+from ...communication.job_environment import fault_tolerant
 from ...communication.liveness.abort import print_labelled
 from ...communication.liveness.preemption import (
     asked_to_leave,
@@ -107,7 +107,7 @@ class Preemption:
             Preempted: on those that serve, if so.
         """
         learner, world = self._learner, self._learner.world
-        if not self._wanted or survives() or learner.group.own.size == world.size:
+        if not self._wanted or fault_tolerant() or learner.group.own.size == world.size:
             return
         if any(world.allgather_object(self.agreed)) and learner.serves:
             raise Preempted

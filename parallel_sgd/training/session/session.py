@@ -104,16 +104,16 @@ class TrainingSession(SessionOptions):
         try:
             while rows is None:  # with those that are left, where ranks have died
                 rows = self.learner.surviving(lambda: self._run(best, preemption))
-                survival = self.learner.survival
-                if rows is not None and survival is not None and not survival.end_session():
+                recovery = self.learner.recovery
+                if rows is not None and recovery is not None and not recovery.end_session():
                     rows = None
         except SharedError as error:
-            if not self.learner.algorithm.roles.together and not self.learner.at_work.failed:
+            if not self.learner.algorithm.roles.together and not self.learner.runner.failed:
                 self.learner.fail(SharedProblem(error))  # servers have not heard of it
             raise
         finally:
-            if self.learner.survival is not None:
-                self.learner.survival.keep_nothing()
+            if self.learner.recovery is not None:
+                self.learner.recovery.keep_nothing()
             if self.learner.comm.rank == 0:  # which may be another one than before
                 note_work(number, OVER)
         return rows

@@ -39,21 +39,21 @@ class Snapshot:
 
     def take(self, learner: Learner) -> None:
         """See `Copy.take`."""
-        survival = learner.survival
-        self._copy.take(learner, survival.sizes if survival else [])
+        recovery = learner.recovery
+        self._copy.take(learner, recovery.sizes if recovery else [])
 
     def restore(self, learner: Learner) -> None:
         """See `Copy.put_back`. Collective also where ranks survive each other."""
-        survival, copy = learner.survival, self._copy
-        learner.forget_announced()
+        recovery, copy = learner.recovery, self._copy
+        learner.discard_issued()
         same = copy.generation == learner.world.generation
-        if survival is None or same or not survival.sizes:  # servers redistribute by themselves
+        if recovery is None or same or not recovery.sizes:  # servers redistribute by themselves
             assert self.taken, "nothing was taken"
             copy.put_back(learner)
         else:
-            Sharing(learner, copy if self.taken else None).put_back(learner, survival.sizes)
-            work = learner.at_work
-            work.algorithm.regrouped(work.state, work.work)
-        learner.left_out.went_back(learner.samples)
-        if survival is not None:
-            survival.went_back()  # nobody else goes to what has been given up
+            Sharing(learner, copy if self.taken else None).put_back(learner, recovery.sizes)
+            work = learner.runner
+            work.algorithm.reconfigured(work.state, work.work)
+        learner.skipped.went_back(learner.samples)
+        if recovery is not None:
+            recovery.went_back()  # nobody else goes to what has been given up

@@ -78,7 +78,7 @@ def loss_curves(
 
 
 @dataclass
-class Standing:
+class SessionState:
     """Where a session stands between two minibatches: its part of a checkpoint.
 
     Attributes:
@@ -141,7 +141,7 @@ MAY_BE_NONE = {"train_loss", "best", "latest", "learning_rate"}
 
 
 def _is_standing(extra: Any) -> bool:
-    names = {field.name for field in fields(Standing)}
+    names = {field.name for field in fields(SessionState)}
     if not isinstance(extra, dict) or extra.keys() != names:
         return False
     texts = isinstance(extra["history"], list) and isinstance(extra["ended"], str)

@@ -7,10 +7,10 @@ from mutations import Mutation, nothing
 
 from parallel_sgd import DataParallelASGD, DataParallelSGD
 from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.algorithms.left_out import KeptOptimizer, LeftOut
+from parallel_sgd.algorithms.skipped import KeptOptimizer, LeftOut
 from parallel_sgd.communication import phrases
 from parallel_sgd.exchange import OverlappedExchange
-from parallel_sgd.training.runner import AlgorithmAtWork
+from parallel_sgd.training.runner import AlgorithmRunner
 
 MINIBATCHES = [f"left out, {name}" for name in ("1 bit", "double buffering")]
 
@@ -66,7 +66,7 @@ LEFT_OUT_MUTATIONS = [
         nothing,
         ["left out, overlap", "left out, conservation"],
     ),
-    Mutation("the clock stands", AlgorithmAtWork, "skip", stands_still, MINIBATCHES),
+    Mutation("the clock stands", AlgorithmRunner, "skip", stands_still, MINIBATCHES),
     Mutation(
         "momenta as they are",
         KeptOptimizer,
@@ -77,7 +77,7 @@ LEFT_OUT_MUTATIONS = [
     Mutation(
         "not the block's beginning",
         LocalUpdates,
-        "leave_out",
+        "skip",
         goes_on_from_its_model,
         ["left out, blocks", "left out, common model"],
     ),

@@ -13,7 +13,7 @@ import pytest
 from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
 from parallel_sgd.communication.liveness.rank_status import FAILED, GONE, LEFT, LOST, ON, TRAINS
 from parallel_sgd.launcher.cleanup import ranks_running
-from parallel_sgd.launcher.startup import Start
+from parallel_sgd.launcher.startup import StartupMonitor
 from parallel_sgd.launcher.status_pipes import Notes
 
 NOW = 1e9  #: when ranks that are gone were still there
@@ -22,8 +22,8 @@ RANKS, TRAINING = 3, 2  #: the last one is in reserve
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    return Start(Notes(tmp_path), RANKS, TRAINING, here=True)
+def start(tmp_path: Path) -> StartupMonitor:
+    return StartupMonitor(Notes(tmp_path), RANKS, TRAINING, here=True)
 
 
 def tell(folder: Path, suffix: str, *ranks: int) -> None:

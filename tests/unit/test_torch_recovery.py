@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_survival import RANKS, KilledAt
+from test_rollback import RANKS, KilledAt
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import simulate_survival
+from parallel_sgd.communication.elastic.simulated import simulate_recovery
 
 SAMPLES, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = SAMPLES * EPOCHS
@@ -77,8 +77,8 @@ def train(
                     learner.step(samples=len(inputs))
                 losses[epoch] = learner.evaluate([data[comm.rank :: comm.size]], score)["loss"]
             learner.finish()
-            assert learner.survival is not None
-            lost = learner.survival.report()
+            assert learner.recovery is not None
+            lost = learner.recovery.report()
         state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
         state["scale"] = np.array(scaler.get_scale())
         return state, learner.samples, lost, comm.size, losses, joins
@@ -87,7 +87,7 @@ def train(
 
 
 def undisturbed(body: Callable[..., Any]) -> tuple[dict[str, Any], dict[int, float]]:
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_recovery(RANKS, body, timeout_s=30)
     assert [result[3] for result in results] == [RANKS] * RANKS
     return results[0][0], results[0][4]
 
@@ -99,7 +99,7 @@ def after_a_kill(
     rank = number % RANKS
     with monkeypatch.context() as patch:
         kill = KilledAt(patch, rank, number)
-        results = simulate_survival(RANKS, body, spares=spares, timeout_s=30)
+        results = simulate_recovery(RANKS, body, spares=spares, timeout_s=30)
     assert (results[rank] is None) == kill.killed
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
@@ -181,4 +181,4 @@ def test_other_algorithms_go_on(monkeypatch, algorithm: Any) -> None:
 @pytest.mark.parametrize("what", [psgd.torch.init_process_group, psgd.torch.hook_state])
 def test_pytorchs_process_group_is_refused(what: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="cannot go on without a rank that has died"):
-        simulate_survival(2, what)
+        simulate_recovery(2, what)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import zeros
 from few_weights import errors_of, last
-from left_out import (
+from skipped import (
     ADAM,
     ALGORITHMS,
     CULPRITS,
@@ -46,10 +46,10 @@ def test_what_is_undone_leaves_nothing_to_be_left_out(comm):
     learner = psgd.Learner(zeros("one block"), ADAM, ALGORITHMS["blocks"][0], comm)
     before = Snapshot()
     before.take(learner)
-    learner.left_out.judge(np.nan)
-    learner.left_out.count("", 1, 2, 0, 2)
+    learner.skipped.judge(np.nan)
+    learner.skipped.count("", 1, 2, 0, 2)
     before.restore(learner)
-    assert learner.left_out.problem(None) is None and not learner.left_out.was_latest(2)
+    assert learner.skipped.problem(None) is None and not learner.skipped.was_latest(2)
 
 
 def test_residuals_of_what_others_send_are_not_forgotten(comm):

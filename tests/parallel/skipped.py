@@ -74,7 +74,7 @@ def leaves_no_trace(comm: Communicator, name: str, culprit: str) -> None:
             else:
                 step(twin, number)
         same_state(comm, learner, twin)
-    told = (learner.report() or {}).get("left_out", {})
+    told = (learner.report() or {}).get("skipped", {})
     assert told.get("minibatches") == 2 * together, "what was left out is not counted"
     for each in (learner, twin):
         each.finish()
@@ -155,14 +155,14 @@ def refuses_a_push(comm: Communicator, currency: str, mode: str) -> None:
         with Learner(parameters, MOMENTUM, algorithm, comm, not_finite="skip") as learner:
             for number in range(0 if learner.serves else 6):
                 last = learner.comm.rank == learner.comm.size - 1
-                left_out = last and number in (2, 3)
+                skipped = last and number in (2, 3)
                 learner.gradient.flat[:] = gradient_of(comm.rank, number, parameters.flat.size)
-                if bad and left_out:
+                if bad and skipped:
                     learner.gradient.flat[5] = np.inf
-                learner.step(0 if left_out and not bad else 3)
+                learner.step(0 if skipped and not bad else 3)
             learner.finish()
             workers = (learner.report() or {"workers": []})["workers"]
-            counted = [worker["left_out"] for worker in workers]
+            counted = [worker["skipped"] for worker in workers]
             expected = [0] * (comm.size - 2) + [2 * bad]
             assert counted == ([] if learner.serves else expected), "pushes are not counted"
             models.append(parameters.flat.copy())

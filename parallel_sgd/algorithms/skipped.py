@@ -141,7 +141,7 @@ class LeftOut:
         if not self.minibatches:
             return {}
         told = {"minibatches": self.minibatches, "samples": self.samples, "latest": self.latest}
-        return {"left_out": told}
+        return {"skipped": told}
 
 
 class KeptOptimizer:

@@ -22,8 +22,8 @@ from parallel_sgd.communication.job_environment import FOLDER
 from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, LOST, PROCESS
 from parallel_sgd.launcher import cleanup as leftovers
 from parallel_sgd.launcher import supervisor as roll_module
-from parallel_sgd.launcher.outcome import End, Verdict, judge
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.outcome import Ending, Outcome, judge
+from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 4
 
@@ -61,7 +61,7 @@ def ranks() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def sign_on(roll: Roll, ranks: list[subprocess.Popen[str]]) -> None:
+def sign_on(roll: Supervisor, ranks: list[subprocess.Popen[str]]) -> None:
     for process in ranks:
         process.stdin.write(f"{roll.environ[FOLDER]}\n")
         process.stdin.flush()
@@ -78,7 +78,7 @@ def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
 
 @pytest.mark.parametrize("looks", [0, 1], ids=["all at once", "at an earlier look"])
 def test_the_first_one_that_is_gone_is_named(ranks, looks):
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
         for _ in range(looks):
@@ -90,7 +90,7 @@ def test_the_first_one_that_is_gone_is_named(ranks, looks):
 
 @pytest.mark.parametrize("why", [LEFT, FAILED, LOST])
 def test_who_has_signed_off_is_not_named(ranks, why):
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
         for rank in range(RANKS):
             Path(roll.environ[FOLDER], f"{rank}.{why}").touch()
@@ -107,7 +107,7 @@ for word in (LEFT, FAILED, LEFT):
 
 
 def test_who_fails_behind_the_end_of_its_mpi_has_failed():
-    with Roll(1) as roll:
+    with Supervisor(1) as roll:
         environ = {**os.environ, **roll.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
         subprocess.run([sys.executable, "-c", FAILS_AT_LAST], env=environ, check=True)
         assert roll.said() == {0: FAILED}
@@ -127,7 +127,7 @@ for line in sys.stdin:
 
 
 @contextmanager
-def telling(roll: Roll, rank: int = 0) -> Iterator[Callable[[str], str]]:
+def telling(roll: Supervisor, rank: int = 0) -> Iterator[Callable[[str], str]]:
     """A rank that tells what it is asked to, ends or is killed; what it has printed on stderr."""
     process = subprocess.Popen(
         [sys.executable, "-c", TELLS],
@@ -156,42 +156,42 @@ def telling(roll: Roll, rank: int = 0) -> Iterator[Callable[[str], str]]:
         process.communicate()
 
 
-def without_folder(roll: Roll) -> None:
+def without_folder(roll: Supervisor) -> None:
     """As what cleans temporary files leaves it."""
     shutil.rmtree(roll.environ[FOLDER])
 
 
 @pytest.mark.parametrize("word", ["ends", FAILED, "is killed"])
 def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
-    with Roll(1) as roll, telling(roll) as told:
+    with Supervisor(1) as roll, telling(roll) as told:
         roll.look()
         without_folder(roll)
         told("/somewhere/a \N{SNOWMAN}")
         if word == FAILED:
             told(word)
         assert told("is killed" if word == "is killed" else "ends") == ""
-        ends = {"ends": End.COMPLETE, FAILED: End.FAILED, "is killed": End.LOST}
+        ends = {"ends": Ending.COMPLETE, FAILED: Ending.FAILED, "is killed": Ending.LOST}
         assert judge(1, roll, survive=False).end is ends[word]
         assert (roll.killed() is not None) == (word == "is killed")
         assert (roll.gone_without_a_word() is not None) == (word == "is killed")
         assert roll.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
 
 
-@pytest.mark.parametrize(("code", "end"), [(0, End.COMPLETE), (1, End.LOST)])
+@pytest.mark.parametrize(("code", "end"), [(0, Ending.COMPLETE), (1, Ending.LOST)])
 def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
     monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
-    with Roll(2) as roll, telling(roll) as told:
+    with Supervisor(2) as roll, telling(roll) as told:
         without_folder(roll)
         assert told("ends") == ""
-        verdict = judge(code, roll, survive=False)
-        assert (verdict.end, verdict.told) == (end, code != 0)
-        assert f"the folder '{roll.environ[FOLDER]}' is gone" in verdict.why
+        outcome = judge(code, roll, survive=False)
+        assert (outcome.end, outcome.told) == (end, code != 0)
+        assert f"the folder '{roll.environ[FOLDER]}' is gone" in outcome.why
         assert roll.gone_without_a_word() is None
 
 
 def test_a_rank_says_that_it_could_not_tell(monkeypatch):
     monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
-    with Roll(1) as roll, telling(roll) as told:
+    with Supervisor(1) as roll, telling(roll) as told:
         Path(roll.environ[FOLDER], f"0.{LEFT}").mkdir()  # stands for a disk without an inode
         said = told("ends")
     assert said.startswith("[rank 0] parallel_sgd: the launcher could not be told 'left': [Errno ")
@@ -199,7 +199,7 @@ def test_a_rank_says_that_it_could_not_tell(monkeypatch):
 
 def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
     """It is stopped, say."""
-    with Roll(1) as roll, telling(roll) as told:
+    with Supervisor(1) as roll, telling(roll) as told:
         for number in range(1000):
             told(f"/somewhere/{number}{80 * '-'}")
         assert told("ends") == ""
@@ -210,7 +210,7 @@ def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_who_is_gone_before_it_has_signed_on(ranks, silent):
-    with Roll(RANKS, here=True) as roll:
+    with Supervisor(RANKS, here=True) as roll:
         sign_on(roll, ranks[:2])
         kill(ranks, *range(silent), 3)
         said = roll.gone_without_a_word()
@@ -222,7 +222,7 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
     """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
     monkeypatch.setattr(roll_module, "_LOOKS_EVERY_S", 0.01)
     monkeypatch.setattr(roll_module, "_ENDS_S", 0.0)
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
         for process in ranks:
             process.send_signal(signal.SIGUSR1)
@@ -234,7 +234,7 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
             roll.look()
             time.sleep(0.02)
             assert roll.does_not_end() is None
-        assert judge(0, roll, survive=False) == Verdict(End.COMPLETE, told=False)
+        assert judge(0, roll, survive=False) == Outcome(Ending.COMPLETE, told=False)
         kill(ranks, 1)
         assert roll.gone_without_a_word() is None
 
@@ -250,7 +250,7 @@ def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opene
         return there(path)
 
     monkeypatch.setattr(os, "mkfifo", mkfifo)
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
         assert roll.gone_without_a_word() is None
@@ -258,7 +258,7 @@ def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opene
 
 @pytest.mark.parametrize("coming", [False, True], ids=["elsewhere", "just signing on"])
 def test_nobody_is_named_where_one_is_not_there(ranks, coming):
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks[:3])
         if coming:
             pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
@@ -269,7 +269,7 @@ def test_nobody_is_named_where_one_is_not_there(ranks, coming):
 
 
 def test_more_ranks_than_descriptors_are_not_watched():
-    with Roll(1_000_000) as roll:
+    with Supervisor(1_000_000) as roll:
         assert os.listdir(roll.environ[FOLDER]) == ["lock"]
         assert roll.gone_without_a_word() is None
 
@@ -312,7 +312,7 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
     """And nothing of one that lives."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    with Roll(1) as living:
+    with Supervisor(1) as living:
         command = [sys.executable, "-c", KILLED, *map(str, places)]
         killed = subprocess.run(command, env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
@@ -322,10 +322,10 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
         topology = places[1] / f"hydra_hwloc_xmlfile_{folder.name[-6:]}"
         assert folder.is_dir() and topology.exists(), killed.stderr
         assert left.exists() and ucx.exists()
-        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), topology.open(), Roll(1):
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), topology.open(), Supervisor(1):
             assert folder.exists() and used.exists() and topology.exists()
             assert not left.exists() and not ucx.exists()
-        with Roll(1):
+        with Supervisor(1):
             assert not (folder.exists() or used.exists() or topology.exists())
             assert Path(living.environ[FOLDER], "board").exists()
     assert list(tmp_path.iterdir()) == []
@@ -341,7 +341,7 @@ time.sleep(0.5)
 
 def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ended(places):
     """As where mpiexec was killed at the start."""
-    with Roll(1) as roll:
+    with Supervisor(1) as roll:
         memory = places[0] / "mpich_shm_late"
         memory.write_bytes(bytes(9))
         environ = {**os.environ, **roll.environ}
@@ -363,7 +363,7 @@ Path(sys.argv[1]).write_bytes(bytes(9))
 
 def test_what_a_rank_makes_late_is_removed_when_it_has_ended(places):
     """It had only begun to start when mpiexec was killed."""
-    with Roll(1) as roll:
+    with Supervisor(1) as roll:
         memory = places[0] / "mpich_shm_starts"
         environ = {**os.environ, **roll.environ}
         command = [sys.executable, "-c", STARTS, str(memory)]
@@ -381,7 +381,7 @@ def test_sockets_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(before / "listener-1"))
     time.sleep(0.02)  # more than the steps of a file system's clock
-    with socket.socket(socket.AF_UNIX) as lives, Roll(1):
+    with socket.socket(socket.AF_UNIX) as lives, Supervisor(1):
         for name in ("pymp-lives", "pymp-dead", "pymp-empty", "pymp-file", "other"):
             (tmp_path / name).mkdir()
         lives.bind(str(tmp_path / "pymp-lives" / "listener-1"))
@@ -407,7 +407,7 @@ def test_a_socket_is_not_disturbed_by_the_question_whether_it_lives(tmp_path):
 
 def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch, places):
     """It is seen to use its memory, and is gone before it is looked for among the processes."""
-    with Roll(1):
+    with Supervisor(1):
         memory = places[0] / "mpich_shm_ends"
         memory.write_bytes(bytes(9))
         uses = iter([{memory}])
@@ -424,13 +424,13 @@ def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
     others.mkdir()
     (others / "lock").write_text("another-host")
     code = KILLED.replace("Roll(2)", f"Roll(2, Path({str(tmp_path)!r}))")
-    with Roll(1, tmp_path) as living:
+    with Supervisor(1, tmp_path) as living:
         environ = {**os.environ, "TMPDIR": str(tmp_path)}
         command = [sys.executable, "-c", code, *map(str, places)]
         killed = subprocess.run(command, env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
         assert folder.is_dir() and folder.parent == tmp_path, killed.stderr
-        with Roll(1, tmp_path):
+        with Supervisor(1, tmp_path):
             assert not folder.exists()
             there = Path(living.environ[FOLDER])
             assert there.parent == tmp_path and not (there / "board").exists()
@@ -440,7 +440,7 @@ def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
 @pytest.mark.parametrize("seconds_ago", [0, 30], ids=["at once", "long before"])
 def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ago):
     """A rank that fails because another one is gone says so before mpiexec ends it."""
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
         said = Path(roll.environ[FOLDER], f"0.{FAILED}")
@@ -455,7 +455,7 @@ def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ag
 
 
 def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
-    with Roll(RANKS) as roll:
+    with Supervisor(RANKS) as roll:
         assert not roll.pass_on(signal.SIGCONT)
         sign_on(roll, ranks[:3])
         kill(ranks, 0)

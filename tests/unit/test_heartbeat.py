@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.eviction import kill_unresponsive, unresponsive
+from parallel_sgd.communication.liveness.eviction import evict_unresponsive, unresponsive
 from parallel_sgd.communication.liveness.heartbeat import (
     LINE_BYTES,
     Board,
-    Conduct,
-    Line,
+    Heartbeat,
+    RankState,
     _birth,
-    make_board,
+    make_heartbeat_table,
 )
 from parallel_sgd.communication.liveness.rank_status import PROCESS
-from parallel_sgd.launcher.outcome import End, Verdict, judge
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.outcome import Ending, Outcome, judge
+from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 7
 
@@ -40,12 +40,12 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def board(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
+def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
     """Ranks that wait, compute, hold Python's lock, are stopped; one has moved, one is gone, and
     one stands by."""
-    made, now = make_board(tmp_path / "board", RANKS + 1), time.monotonic()
+    made, now = make_heartbeat_table(tmp_path / "board", RANKS + 1), time.monotonic()
     for rank, process in enumerate(processes):
-        line = Line(rank, process.pid, _birth(process.pid), now, now - 9, 0.0, 60.0, "")
+        line = Heartbeat(rank, process.pid, _birth(process.pid), now, now - 9, 0.0, 60.0, "")
         made.write(line)
     made.write(vary(made, 0, waits_since=now - 8, name="alltoall"))
     made.write(vary(made, 2, written=now - 7))
@@ -58,21 +58,23 @@ def board(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
     return made
 
 
-def vary(board: Board, rank: int, **changed: object) -> Line:
-    (line,) = (line for line in board.lines() if line.rank == rank)
-    return Line(**{**vars(line), **changed})  # type: ignore[arg-type]
+def vary(heartbeat_table: Board, rank: int, **changed: object) -> Heartbeat:
+    (line,) = (line for line in heartbeat_table.lines() if line.rank == rank)
+    return Heartbeat(**{**vars(line), **changed})  # type: ignore[arg-type]
 
 
-def test_who_does_not_move(board: Board, processes: list[subprocess.Popen[bytes]]) -> None:
-    found = unresponsive(board, 5.0)
+def test_who_does_not_move(
+    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    found = unresponsive(heartbeat_table, 5.0)
     assert {one.rank: (one.conduct, round(one.seconds)) for one in found} == {
-        0: (Conduct.WAITS, 8),
-        1: (Conduct.COMPUTES, 9),
-        2: (Conduct.SILENT, 7),
-        3: (Conduct.STOPPED, 6),
-        6: (Conduct.STANDS_BY, 9),
+        0: (RankState.WAITS, 8),
+        1: (RankState.COMPUTES, 9),
+        2: (RankState.SILENT, 7),
+        3: (RankState.STOPPED, 6),
+        6: (RankState.STANDS_BY, 9),
     }
-    said = [line.in_words(time.monotonic()) for line in board.lines()]
+    said = [line.in_words(time.monotonic()) for line in heartbeat_table.lines()]
     assert said[0] == f"rank 0 (pid {processes[0].pid}) waits in alltoall, for 8 s"
     assert said[3].endswith("is stopped, by a signal or a debugger, for 6 s")
     assert said[5] == f"rank 5 (pid {processes[5].pid}) is gone"
@@ -81,22 +83,22 @@ def test_who_does_not_move(board: Board, processes: list[subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("one_waits", [True, False])
 def test_who_is_killed(
-    board: Board, processes: list[subprocess.Popen[bytes]], one_waits: bool
+    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]], one_waits: bool
 ) -> None:
     """Who computes only where another waits for it; never who stands by."""
     if not one_waits:
-        board.write(vary(board, 0, waits_since=0.0, moved=time.monotonic()))
+        heartbeat_table.write(vary(heartbeat_table, 0, waits_since=0.0, moved=time.monotonic()))
     killed = [1, 2, 3] if one_waits else [2, 3]
-    assert kill_unresponsive(board, 5.0) == killed
+    assert evict_unresponsive(heartbeat_table, 5.0) == killed
     assert all(processes[rank].wait(5) == -signal.SIGKILL for rank in killed)
     assert all(processes[rank].poll() is None for rank in (0, 4, 6))
 
 
 def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
-    board: Board, processes: list[subprocess.Popen[bytes]]
+    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    board.write(vary(board, 1, birth=1))
-    assert 1 not in kill_unresponsive(board, 5.0)
+    heartbeat_table.write(vary(heartbeat_table, 1, birth=1))
+    assert 1 not in evict_unresponsive(heartbeat_table, 5.0)
     assert processes[1].poll() is None
 
 
@@ -112,11 +114,14 @@ for number in range(1, 100_000):
 
 def test_a_line_is_read_as_a_whole_while_it_is_written(tmp_path: Path) -> None:
     """Else a rank in the midst of writing looks like one that has been silent for ever."""
-    board = make_board(tmp_path / "board", 2)
+    heartbeat_table = make_heartbeat_table(tmp_path / "board", 2)
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "board")])
     seen = set()
     while writer.poll() is None:
-        seen |= {(line.process, line.birth, line.written, line.timeout_s) for line in board.lines()}
+        seen |= {
+            (line.process, line.birth, line.written, line.timeout_s)
+            for line in heartbeat_table.lines()
+        }
     assert writer.returncode == 0 and len(seen) > 10
     assert all(len({*line}) == 1 for line in seen)
 
@@ -124,25 +129,25 @@ def test_a_line_is_read_as_a_whole_while_it_is_written(tmp_path: Path) -> None:
 def test_a_line_of_which_half_is_written_is_the_one_before(tmp_path: Path) -> None:
     """Wherever its rank has been stopped in the midst of writing, and in whatever order its core
     writes the bytes."""
-    board = make_board(tmp_path / "board", 1)
-    lines = [Line(0, n, n, n, n, n, n, f"wait {n}") for n in range(1, 4)]
-    assert board.lines() == []
+    heartbeat_table = make_heartbeat_table(tmp_path / "board", 1)
+    lines = [Heartbeat(0, n, n, n, n, n, n, f"wait {n}") for n in range(1, 4)]
+    assert heartbeat_table.lines() == []
     before, known = bytes(LINE_BYTES), []
     for line in lines:
-        board.write(line)
-        after = board._memory[:]
-        assert board.lines() == [line]
+        heartbeat_table.write(line)
+        after = heartbeat_table._memory[:]
+        assert heartbeat_table.lines() == [line]
         for cut in range(1, LINE_BYTES):
             for torn in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
-                board._memory[:] = torn
-                assert board.lines() in (known, [line])
-        board._memory[:] = before = after
+                heartbeat_table._memory[:] = torn
+                assert heartbeat_table.lines() in (known, [line])
+        heartbeat_table._memory[:] = before = after
         known = [line]
 
 
 def test_there_is_room_for_the_whole_board_once_it_is_made(tmp_path: Path) -> None:
     """Else a full disk would be found out by a signal, when it is written to."""
-    make_board(tmp_path / "board", 1000)
+    make_heartbeat_table(tmp_path / "board", 1000)
     assert (tmp_path / "board").stat().st_blocks * 512 >= 1000 * LINE_BYTES
 
 
@@ -154,17 +159,17 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
     monkeypatch.setattr(
         "parallel_sgd.launcher.supervisor._ENDING_S", 0.1
     )  # the pipes are held here
-    with Roll(3) as roll:
-        board = make_board(Path(roll.environ[FOLDER], "board"), 3)
+    with Supervisor(3) as roll:
+        heartbeat_table = make_heartbeat_table(Path(roll.environ[FOLDER], "board"), 3)
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()
-            board.write(Line(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
+            heartbeat_table.write(Heartbeat(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
             pipe = os.open(Path(roll.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
             os.write(pipe, json.dumps([0, PROCESS, str(pid)]).encode() + b"\n")
         gone = subprocess.Popen(["true"])  # one that has died, and whom the others survive
-        line = Line(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
+        line = Heartbeat(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
         gone.wait()
-        board.write(line)
+        heartbeat_table.write(line)
         os.close(os.open(Path(roll.environ[FOLDER], f"2.{PROCESS}"), os.O_WRONLY))
         processes[0].send_signal(signal.SIGSTOP)
         for _ in range(5):
@@ -175,6 +180,6 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
         while said is None and time.monotonic() < until:
             said = roll.does_not_end()
         assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
-        assert judge(1, roll, survive=False) == Verdict(End.LOST, said)
+        assert judge(1, roll, survive=False) == Outcome(Ending.LOST, said)
         assert roll.gone_without_a_word() is None
     assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL

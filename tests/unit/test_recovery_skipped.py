@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_survival import MINIBATCH, RANKS, TOTAL, N, after_a_kill, undisturbed
+from test_rollback import MINIBATCH, RANKS, TOTAL, N, after_a_kill, undisturbed
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -33,7 +33,7 @@ def body(comm: Communicator) -> Any:
         learner.finish()
         report = learner.report() or {}
         assert 0 < np.abs(parameters.flat).max() < 2, "bad samples were trained on"
-        return parameters.flat.copy(), learner.samples, report["survival"], comm.size
+        return parameters.flat.copy(), learner.samples, report["recovery"], comm.size
 
 
 @pytest.mark.parametrize("spares", [0, 1])

@@ -14,7 +14,7 @@ from deaths import KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import Dies, simulate_survival
+from parallel_sgd.communication.elastic.simulated import Fails, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 
 RANKS, STEPS, BASE = 4, 12, 100
@@ -37,7 +37,7 @@ def adding(algorithm: Any, shapes: Any = SHAPES) -> Callable[[Communicator], Any
                 taken += learner.step(1) > 0
             learner.finish()
             report = learner.report() or {}
-            return parameters.flat.copy(), report["survival"], rank if taken else -1
+            return parameters.flat.copy(), report["recovery"], rank if taken else -1
 
     return body
 
@@ -53,7 +53,7 @@ def after_a_kill(
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
         kill = KilledAtMessage(patch, rank, number)
-        results = simulate_survival(ranks, body, timeout_s=30, **given)
+        results = simulate_recovery(ranks, body, timeout_s=30, **given)
     left = [result for result in results if result is not None]
     assert len(left) >= ranks - 1
     for flat, lost, *_ in left:
@@ -157,7 +157,7 @@ def test_a_server_dies_beside_one_that_holds_nothing(monkeypatch) -> None:
 def test_a_server_dies_in_a_step_that_ends_no_round(monkeypatch) -> None:
     """As some workers have heard how many samples all have, and others take the step again."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=3, mode="sync", min_block=10)
-    (whole, *_), *_ = simulate_survival(5, adding(algorithm), timeout_s=30)
+    (whole, *_), *_ = simulate_recovery(5, adding(algorithm), timeout_s=30)
     killed = 0
     for number in range(40, 130):
         left = after_a_kill(monkeypatch, adding(algorithm), 3 + number % 2, number, ranks=5)
@@ -182,7 +182,7 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> No
         sender, receiver, tag = key
         name, goes_on = threading.current_thread().name, mailbox.revoked or died.is_set()
         if name == "rank 2" and late.is_set() and not goes_on:
-            raise Dies
+            raise Fails
         if (sender, receiver) == (3, 1) and taken["rank 1"] == after and not goes_on:
             return None
         found = take(mailbox, key)
@@ -197,7 +197,7 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> No
         return found
 
     monkeypatch.setattr(Mailbox, "take", slow)
-    results = simulate_survival(RANKS, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
+    results = simulate_recovery(RANKS, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
     assert died.is_set() and results[2] is None
     for flat, lost, _ in filter(None, results):
         assert lost["server_values_lost"] == 100
@@ -215,7 +215,7 @@ def test_another_server_dies_while_a_push_is_made_again(monkeypatch) -> None:
                     KilledAtMessage(patch, ranks[0], first),
                     KilledAtMessage(patch, ranks[1], first + later),
                 ]
-                results = simulate_survival(5, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
+                results = simulate_recovery(5, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
             left = [result for result in results if result is not None]
             twice += all(kill.killed for kill in kills)
             expected = STEPS * sum(BASE**rank for *_, rank in left if rank >= 0) / 3
@@ -243,7 +243,7 @@ def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: boo
                 if learner.step(1):
                     given, taken = given + gradient.astype(np.float32), taken + 1
             learner.finish()
-            residual, lost = learner.state.residual, (learner.report() or {})["survival"]
+            residual, lost = learner.state.residual, (learner.report() or {})["recovery"]
             pushed = np.zeros(200) if learner.serves or residual is None else given - residual
             return parameters.flat.copy(), lost, pushed
 
@@ -252,7 +252,7 @@ def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: boo
         with monkeypatch.context() as patch:
             KilledAtMessage(patch, ranks[0], number)
             KilledAtMessage(patch, ranks[1], number + number % 17)
-            results = simulate_survival(5, body, timeout_s=30)
+            results = simulate_recovery(5, body, timeout_s=30)
         left = [result for result in results if result is not None]
         wrong = np.abs(left[0][0] + np.sum([pushed for *_, pushed in left], axis=0)) > 1e-3
         assert wrong.sum() <= left[0][1]["server_values_lost"], (number, wrong.sum())
@@ -277,13 +277,13 @@ def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int, sp
             learner.finish()
             residual = learner.state.residual
             pushed = np.zeros(200) if residual is None else given - residual
-            return parameters.flat.copy(), (learner.report() or {})["survival"], pushed
+            return parameters.flat.copy(), (learner.report() or {})["recovery"], pushed
 
     for number in range(40, 120, 11):
         rank = 2 + number % 2
         with monkeypatch.context() as patch:
             kill = KilledAtMessage(patch, rank, number)
-            results = simulate_survival(RANKS, body, spares=spares, timeout_s=30)
+            results = simulate_recovery(RANKS, body, spares=spares, timeout_s=30)
         left = [result for result in results if result is not None]
         if not kill.killed:
             break
@@ -316,7 +316,7 @@ def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
     for number in range(3, 60, 6):
         with monkeypatch.context() as patch:
             kill = KilledAtMessage(patch, 1, number)
-            results = simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
+            results = simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
         if not kill.killed:
             break
         assert results[0] is not None
@@ -326,7 +326,7 @@ def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
 def test_rows_of_a_server_that_dies_end_training(monkeypatch) -> None:
     KilledAtMessage(monkeypatch, RANKS - 1, 60)
     with pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"):
-        simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
+        simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
 
 
 @pytest.mark.parametrize("number", range(4, 60))
@@ -343,7 +343,7 @@ def test_a_rank_dies_in_the_warm_start_or_at_its_end(monkeypatch, number: int) -
                 learner.gradient.flat[...] = -1
                 taken += learner.step(1)
             learner.finish()
-            return parameters.flat.copy(), (learner.report() or {})["survival"], taken
+            return parameters.flat.copy(), (learner.report() or {})["recovery"], taken
 
     left = after_a_kill(monkeypatch, body, number % RANKS, number)
     assert left is None or np.array_equal(left[0][0], np.full(200, 4.0))
@@ -357,7 +357,7 @@ def test_another_dies_while_the_ranks_recover(monkeypatch, later: int) -> None:
     for number in (3, 5, 7, 9, 30):
         with monkeypatch.context() as patch:
             kills = [KilledAtMessage(patch, 0, number), KilledAtMessage(patch, 1, number + later)]
-            results = simulate_survival(RANKS, adding(algorithm), timeout_s=30)
+            results = simulate_recovery(RANKS, adding(algorithm), timeout_s=30)
         assert all(kill.killed for kill in kills)
         left = [result for result in results if result is not None]
         assert len(left) == 2 and sorted(left[0][1]["ranks_lost"]) == [0, 1]

@@ -70,7 +70,7 @@ def test_what_is_left_out_leaves_no_trace(comm, name):
         assert left_behind(learner, twin) == []
     for each in (learner, twin):
         each.finish()
-    assert learner.report()["left_out"]["minibatches"] == 3 * together
+    assert learner.report()["skipped"]["minibatches"] == 3 * together
     assert same_bits(*map(values, models))
     same_on_all_ranks(comm, values(models[0]))
     assert np.isfinite(values(models[0])).all()
@@ -114,7 +114,7 @@ def test_statistics_are_those_of_good_minibatches(comm, tmp_path, name, bad, sna
             loss.backward()
             learner.step(len(x), loss)
         learner.finish()
-        counted = comm.allgather_object(learner.left_out.minibatches)
+        counted = comm.allgather_object(learner.skipped.minibatches)
         assert max(counted) in (1, 2, 3)  # one, or its block
     assert np.isfinite(values(model)).all()
     assert all(torch.isfinite(buffer).all() for buffer in model.buffers())
@@ -163,7 +163,7 @@ def test_a_scaler_goes_on_as_it_would(comm):
     for factor in (1.0, 1e38, 1.0):
         scaler.scale(factor * F.cross_entropy(model(x), y)).backward()
         learner.step(3)
-    assert learner.report() is None or "left_out" not in learner.report()
+    assert learner.report() is None or "skipped" not in learner.report()
     assert scaler.get_scale() == 2.0**9
     scaler.scale(F.cross_entropy(model(x), y)).backward()
     with pytest.raises(psgd.UserError, match=r"1 times in a row, .*: the loss is not finite"):

@@ -82,7 +82,7 @@ class Holding:
 
 
 @dataclass
-class Pulled:
+class WorkerProgress:
     """What a worker tells of itself.
 
     Attributes:
@@ -123,7 +123,7 @@ class Assembled:
         """Values of the model that no server has any more."""
         return int(self.missing.sum())
 
-    def lag(self, pulled: Pulled) -> int:
+    def lag(self, pulled: WorkerProgress) -> int:
         """How often the model has changed since a worker has pulled it."""
         lags = [
             facts.version - pulled.versions[facts.server]
@@ -132,7 +132,7 @@ class Assembled:
         ]
         return max(lags, default=0)
 
-    def counters(self, workers: Sequence[Pulled]) -> Counters:
+    def counters(self, workers: Sequence[WorkerProgress]) -> Counters:
         """Of every server, as `ServedModel.state` has them."""
         pushes = [
             max((facts.pushes.get(its.rank, 0) for facts in self.held), default=its.clock)
@@ -147,8 +147,8 @@ class Assembled:
 
 def assemble(
     world: Communicator,
-    holdings: Sequence[Holding],
-    workers: Sequence[Pulled | None],
+    shards: Sequence[Holding],
+    workers: Sequence[WorkerProgress | None],
     copy: HostArray,
     buffers: int,
 ) -> Assembled:
@@ -163,7 +163,7 @@ def assemble(
 
     Collective. Cost: every rank is sent the whole model with the buffers.
     """
-    own_facts = [list(vars(holding.facts).values()) for holding in holdings]
+    own_facts = [list(vars(holding.facts).values()) for holding in shards]
     everybody = [[Facts(*plain) for plain in its] for its in world.allgather_object(own_facts)]
     every = [
         (facts, rank, number)
@@ -186,7 +186,7 @@ def assemble(
         vectors[0][...] = whole
     for facts, rank, number in every:
         size = sum(stop - start for start, stop in facts.runs)
-        own = holdings[number].model.vectors if rank == world.rank else []
+        own = shards[number].model.vectors if rank == world.rank else []
         for i, vector in enumerate(vectors):
             values = own[i].copy() if own else np.empty(size, copy.dtype)
             world.broadcast(values, rank)

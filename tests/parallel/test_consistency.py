@@ -190,7 +190,7 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, where):
 
         for _ in range(4):
             step()
-        model = learner.at_work.common_model()
+        model = learner.runner.common_model()
         if last(comm) and comm.size > 1:
             model[0] += 1
         if where == "step":
@@ -227,7 +227,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
         train(1)
         if how == "fail" and comm.rank == 0:
             learner.fail("bad")
-        learner.at_work.common_model()[1] += comm.rank
+        learner.runner.common_model()[1] += comm.rank
         train(EVERY + 2)
 
     train(4)

@@ -15,8 +15,8 @@ from deaths import KilledAfter
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import simulate_survival
-from parallel_sgd.communication.threads.communicator import Dies, ThreadWorld
+from parallel_sgd.communication.elastic.simulated import simulate_recovery
+from parallel_sgd.communication.threads.communicator import Fails, ThreadWorld
 from parallel_sgd.data.sources.ahead import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
@@ -61,7 +61,7 @@ def train(
                 if new and folder is not None and learner.samples == 2 * MINIBATCH:
                     psgd.Checkpoints(folder).save(learner, background=False)
             learner.finish()
-            lost = (learner.report() or {})["survival"]
+            lost = (learner.report() or {})["recovery"]
             return parameters.flat.copy(), learner.samples, lost, comm.size
 
     return body
@@ -80,14 +80,14 @@ class KilledAt:
                 left -= 1
                 if left == 0:
                     self.killed = True
-                    raise Dies
+                    raise Fails
             meet(world, place, name, problem)
 
         monkeypatch.setattr(ThreadWorld, "meet", counted)
 
 
 def undisturbed(body: Callable[..., Any]) -> Any:
-    results = simulate_survival(RANKS, body, timeout_s=100)
+    results = simulate_recovery(RANKS, body, timeout_s=100)
     assert [size for _, _, _, size in results] == [RANKS] * RANKS
     return results[0][0]
 
@@ -103,7 +103,7 @@ def after_a_kill(
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
         kill = kind(patch, rank, number)
-        results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
+        results = simulate_recovery(RANKS, body, spares=spares, timeout_s=100)
     assert (results[rank] is None) == kill.killed
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
@@ -194,7 +194,7 @@ def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> 
     for number in (60, 73, 85):
         with monkeypatch.context() as patch:
             kill = KilledAt(patch, 1, number)
-            results = simulate_survival(RANKS, body, timeout_s=100)
+            results = simulate_recovery(RANKS, body, timeout_s=100)
         assert kill.killed
         left = [result for result in results if result is not None]
         applied = -left[0][0].astype(np.float64) / rate
@@ -210,7 +210,7 @@ def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> 
                 },
                 owned,
             )
-            for copy in dead.survival._copies
+            for copy in dead.recovery._copies
         ]
         assert np.abs(missing).max() > 0.1
         assert any(np.allclose(missing, lost, atol=1e-3) for lost in could)
@@ -236,7 +236,7 @@ def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
     for later in (*range(1, 15, 3 if spares == 1 else 7), *range(15, 60, 7)):
         with monkeypatch.context() as patch:
             kills = [KilledAt(patch, 1, 60), KilledAt(patch, 2, 60 + later)]
-            results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
+            results = simulate_recovery(RANKS, body, spares=spares, timeout_s=100)
         assert all(kill.killed for kill in kills)
         left = [result for result in results if result is not None]
         assert len(left) == RANKS - 2 + spares
@@ -289,13 +289,13 @@ def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -
                     learner.gradient.flat[...] = inputs.sum(0)
                     learner.step(samples=len(inputs))
             learner.finish()
-            return parameters.flat.copy(), (learner.report() or {})["survival"]
+            return parameters.flat.copy(), (learner.report() or {})["recovery"]
 
     for number in range(20, 200):
         rank = number % RANKS
         with monkeypatch.context() as patch:
             kill = KilledAfter(patch, rank, number, (rank + 1) % RANKS)
-            results = simulate_survival(RANKS, body, timeout_s=100)
+            results = simulate_recovery(RANKS, body, timeout_s=100)
         left = [result for result in results if result is not None]
         if not kill.killed:
             break
@@ -314,7 +314,7 @@ def test_others_die_as_some_have_come_further_in_the_recovery(monkeypatch) -> No
             with monkeypatch.context() as patch:
                 first = KilledAfter(patch, 1, number, 2)
                 second = KilledAfter(patch, 3, number + later, 0)
-                results = simulate_survival(RANKS, body, timeout_s=100)
+                results = simulate_recovery(RANKS, body, timeout_s=100)
             left = [result for result in results if result is not None]
             assert len(left) == RANKS - first.killed - second.killed
             twice += first.killed and second.killed
@@ -365,7 +365,7 @@ def session(folder: Path) -> Callable[..., Any]:
 @pytest.mark.parametrize(("spares", "partly"), [(0, False), (1, False), (0, True)])
 def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int, partly: bool) -> None:
     body = session(tmp_path / "undisturbed")
-    expected, samples, _ = simulate_survival(3, body, timeout_s=100)[0]
+    expected, samples, _ = simulate_recovery(3, body, timeout_s=100)[0]
     assert samples == [60, 120, 180, 240, 300, 360, 420, 480]
     for number in range(40, 700, 11 if partly else 83):
         rank, folder = number % 3, tmp_path / str(number)
@@ -374,7 +374,7 @@ def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int, partly: boo
                 kill: Any = KilledAfter(patch, rank, number, (rank + 1) % 3)
             else:
                 kill = KilledAt(patch, rank, number)
-            results = simulate_survival(3, session(folder), spares=spares, timeout_s=100)
+            results = simulate_recovery(3, session(folder), spares=spares, timeout_s=100)
         left = [result for result in results if result is not None]
         assert len(left) >= 2 and (results[rank] is None) == kill.killed
         for flat, rows, size in left:
@@ -438,7 +438,7 @@ def test_a_run_ends_with_its_best_model(
     monkeypatch, tmp_path: Path, algorithm: Any, partly: bool
 ) -> None:
     """Where a rank dies as it goes back to that, saves it, or measures it: nobody trains on."""
-    expected, rows, steps = simulate_survival(3, ended(tmp_path, algorithm), timeout_s=100)[0]
+    expected, rows, steps = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     best = rows[-1].event
     assert best.startswith("back to the model of ") and steps == 3 * SAMPLES // SIZE
     for number in range(60, 500, 8 if partly else 11):
@@ -448,7 +448,7 @@ def test_a_run_ends_with_its_best_model(
             kill: Any = (
                 KilledAfter(patch, rank, number, other) if partly else KilledAt(patch, rank, number)
             )
-            results = simulate_survival(3, ended(folder, algorithm), timeout_s=100)
+            results = simulate_recovery(3, ended(folder, algorithm), timeout_s=100)
         left = [result for result in results if result is not None]
         assert len(left) == 3 - kill.killed
         for flat, others, taken in left:
@@ -465,15 +465,15 @@ def test_a_run_ends_with_its_best_model(
 def test_a_rank_dies_soon_after_a_run_was_resumed(monkeypatch, tmp_path: Path) -> None:
     """What the run had come to is not forgotten: its rows, its best model."""
     algorithm = psgd.DataParallelSGD()
-    expected, rows, _ = simulate_survival(3, ended(tmp_path, algorithm), timeout_s=100)[0]
+    expected, rows, _ = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     killed = 0
     for number in range(12, 70, 3):
         folder = tmp_path / str(number)
         body = ended(folder, algorithm, resume=True)
-        simulate_survival(3, partial(body, epochs=2), timeout_s=100)
+        simulate_recovery(3, partial(body, epochs=2), timeout_s=100)
         with monkeypatch.context() as patch:
             kill = KilledAt(patch, number % 3, number)
-            results = simulate_survival(3, body, timeout_s=100)
+            results = simulate_recovery(3, body, timeout_s=100)
         killed += kill.killed
         for flat, others, _ in filter(None, results):
             assert [row.samples for row in others] == [row.samples for row in rows], number
