@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.kernels import body
 
 from .bare import Exchange, bare_server, bare_worker, median_rates, quiet_barrier, rate
@@ -46,7 +46,7 @@ def measure(
     cases["client"] = partial(ours, comm, values, seconds, {}, {}, client=True)
     cases["learner, 1 bit"] = partial(ours, comm, values, seconds, sent, {}, bits=1)
     limit = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
-    with ended_if_longer_than(limit, comm.rank, "the dense benchmark"):
+    with kill_if_longer_than(limit, comm.rank, "the dense benchmark"):
         quiet_barrier()
         step_s = _alone(values) if comm.rank == 0 else 0.0
         updates = median_rates(comm, cases, rounds)

@@ -9,7 +9,7 @@ from typing import Any
 
 from parallel_sgd import Communicator
 from parallel_sgd.command_line.cluster import BURST, payload_rate
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 
 from .bare import median_rates
 from .dense import bare, ours
@@ -35,7 +35,7 @@ def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dic
                 ours, comm, values, seconds, {}, spent if bits == 32 else {}, workers=n, bits=bits
             )
     limit_s = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
-    with ended_if_longer_than(limit_s, comm.rank, "the benchmark of links"):
+    with kill_if_longer_than(limit_s, comm.rank, "the benchmark of links"):
         return {"updates": median_rates(comm, cases, rounds), "where": where}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.models import MLP
 
 from .bare import quiet_barrier, rate
@@ -37,7 +37,7 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, Any]:
     """
     measured: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
     limit = 60 + 5 * rounds * 2 * len(MODES) * (seconds + 1)
-    with ended_if_longer_than(limit, comm.rank, "the benchmark of a slow worker"):
+    with kill_if_longer_than(limit, comm.rank, "the benchmark of a slow worker"):
         for _ in range(rounds):
             for mode in MODES:
                 for name, slower in (("alike", 1), ("slow", SLOWER)):

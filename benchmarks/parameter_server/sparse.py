@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.embedding import Embedding
 from parallel_sgd.embedding.rows import RowTable
 
@@ -51,7 +51,7 @@ def measure(
         rounds; "bytes": of the server's table, a row.
     """
     limit = 300 + touched / 1e5 + 5 * 20 * (rounds + 1) * (seconds + 1)
-    with ended_if_longer_than(limit, comm.rank, "the benchmark of rows"):
+    with kill_if_longer_than(limit, comm.rank, "the benchmark of rows"):
         own: dict[str, Any] = {}
         if comm.rank == WORKERS:
             own["random"] = _random_access(touched, batch, rounds)

@@ -21,7 +21,7 @@ import numpy as np
 
 from parallel_sgd import Communicator, Learner
 from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.kernels import cpu
 from parallel_sgd.launcher.run import THREAD_VARIABLES
 from parallel_sgd.schedules import Linear
@@ -172,7 +172,7 @@ def measure(comm: Communicator, what: str, **options: Any) -> dict[str, Any]:
     """What each rank runs."""
     if what == "alone":
         return measure_alone(comm)
-    with ended_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
+    with kill_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
         return measure_turns(comm, **options)
 
 

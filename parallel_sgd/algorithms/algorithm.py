@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ..communication import Communicator, Group, Roles, Together
+from ..communication import AllTrain, Communicator, Group, Roles
 from ..compression import problem_with
 from ..exchange import Exchange
 from ..optimizers import LocalStep
@@ -85,7 +85,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
         overlap: whether it makes use of `ready`.
     """
 
-    roles: Roles = Together()
+    roles: Roles = AllTrain()
     distributed_after: int = 0
     synchronizes_every_step: bool = True
     asynchronous: bool = False

@@ -278,7 +278,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             "steps in the block": state.block_steps,
             "samples of all ranks in the block": state.block_samples,
         }
-        samples = comm.agree(problem, state.own_samples, alike=block, steps=state.block_steps)
+        samples = comm.agree(problem, state.own_samples, equal=block, steps=state.block_steps)
         if samples != state.block_samples:
             counts = comm.allgather_object(state.own_samples)
             raise SharedError(

@@ -27,7 +27,7 @@ from ..communication.job_environment import (
     launched_rank,
     launched_size,
     launcher_name,
-    launcher_starts,
+    launcher_supports,
     same_mpi_family,
 )
 from ..errors import UserError
@@ -170,7 +170,7 @@ def _cores(vendor: str | None) -> dict[str, Any]:
     else:
         name = launcher_name()
         facts |= {"launcher": name, "ranks": size}
-        if vendor and name and not launcher_starts(name, vendor):
+        if vendor and name and not launcher_supports(name, vendor):
             facts["launcher_matches_mpi"] = False
         if local:
             facts |= {

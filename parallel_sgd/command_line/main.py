@@ -9,7 +9,7 @@ from importlib import import_module
 
 from ..argument_parser import Parser
 from ..communication.entry_point import abort_on_error
-from ..communication.liveness.abort import INTERRUPTED, leave_stdout, user_line
+from ..communication.liveness.abort import INTERRUPTED, discard_stdout, user_message
 from ..starting import started
 from ..version import __version__
 
@@ -48,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what has gone wrong there is told below, and not as Python exits
         return code
     except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
-        leave_stdout()
+        discard_stdout()
         return 1
     except (Exception, KeyboardInterrupt) as error:
-        line = user_line(error)
+        line = user_message(error)
         if line is None:
             raise
         print(line, file=sys.stderr)
-        leave_stdout()
+        discard_stdout()
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 2
 
 

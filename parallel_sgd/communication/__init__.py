@@ -15,7 +15,7 @@ from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 if TYPE_CHECKING:
     from .communicator import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
     from .endpoint import Endpoint
-    from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
+    from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .threads.communicator import simulate
     from .world import Communicator
 
@@ -25,15 +25,15 @@ __all__ = [
     "FINGERPRINT_PRIME",
     "TIMEOUT_S",
     "WHOLE_MINIBATCH",
+    "AllRanks",
+    "AllTrain",
     "Communicator",
     "Endpoint",
-    "Everybody",
     "Group",
     "InBackground",
     "ProgramEnds",
     "RankFailed",
     "Roles",
-    "Together",
     "checked_timeout",
     "default_timeout",
     "is_rank_failure",
@@ -45,7 +45,7 @@ __all__ = [
 _MODULES = {
     "communicator": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
     "endpoint": ("Endpoint",),
-    "roles": ("WHOLE_MINIBATCH", "Everybody", "Group", "Roles", "Together"),
+    "roles": ("WHOLE_MINIBATCH", "AllRanks", "Group", "Roles", "AllTrain"),
     "threads.communicator": ("simulate",),
     "world": ("Communicator",),  # which makes it know how the first ones are made
 }

@@ -31,7 +31,7 @@ def program_ends() -> bool:
     return _ending.is_set()
 
 
-def rank_ends(then: Callable[[], object]) -> None:
+def end_rank_tasks(then: Callable[[], object]) -> None:
     """The rank that is this thread ends: stop what it has begun, as soon as nothing needs it.
 
     Args:

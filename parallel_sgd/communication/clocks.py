@@ -58,7 +58,7 @@ def compare_clocks(
     return ClockReading(at_s, float(least + most) / 2, abs(float(most - least)) / 2)
 
 
-def first_ranks_time(time_s: float, begin: ClockReading, end: ClockReading) -> float:
+def rank_0_time(time_s: float, begin: ClockReading, end: ClockReading) -> float:
     """What the clock of rank 0 showed when this rank's showed `time_s`.
 
     Args:

@@ -37,7 +37,7 @@ class ConsistencyCheck(Protocol):
         note: a number of this rank's, 0 or more, that the others are to hear of.
         notes: the sum of all ranks' notes, as the ranks have agreed.
         mark: of this rank's minibatch, from 1 to below `FINGERPRINT_PRIME`; 0: it has none. Set by
-            `sign`.
+            `fingerprint`.
         marks_equal: whether all ranks had one and the same mark as they agreed.
     """
 
@@ -46,7 +46,7 @@ class ConsistencyCheck(Protocol):
     mark: int
     marks_equal: bool
 
-    def sign(self, steps: int) -> int:
+    def fingerprint(self, steps: int) -> int:
         """A whole number, another one where a fact is another one: see `FINGERPRINT_FACTOR`. Local.
 
         Args:
@@ -231,7 +231,7 @@ class Communicator(ABC):
     def end_replay_log(self) -> None:  # noqa: B027
         """The ranks begin to train: those that join later know what was done together so far."""
 
-    def become(self, other: Communicator) -> None:
+    def rebind(self, other: Communicator) -> None:
         """Go on as another one, whose ranks have taken the place of this one's, for all who hold
         this one. Local."""
         trace = self.trace
@@ -346,7 +346,7 @@ class Communicator(ABC):
         problem: str | None,
         samples: int = 0,
         *,
-        alike: Mapping[str, int] | None = None,
+        equal: Mapping[str, int] | None = None,
         steps: int = 1,
     ) -> int:
         """The sum of `samples` over the ranks, once no rank is known to have a problem.
@@ -366,25 +366,28 @@ class Communicator(ABC):
         Cost: one sum of seven integers.
         """
         consistency = self.consistency if self.size > 1 else None
-        sign = consistency.sign(steps) if consistency else 0
-        for value in alike.values() if alike else ():
-            sign = sign * FINGERPRINT_FACTOR + value
-        sign %= FINGERPRINT_PRIME
+        fingerprint = consistency.fingerprint(steps) if consistency else 0
+        for value in equal.values() if equal else ():
+            fingerprint = fingerprint * FINGERPRINT_FACTOR + value
+        fingerprint %= FINGERPRINT_PRIME
         note, mark = (consistency.note, consistency.mark) if consistency else (0, 0)
         problems = int(problem is not None)
-        own = np.array([samples, problems, sign, sign * sign, note, mark, mark * mark], np.int64)
+        own = np.array(
+            [samples, problems, fingerprint, fingerprint * fingerprint, note, mark, mark * mark],
+            np.int64,
+        )
         self._problem = problem
         try:
             with self.trace.span("wait"):
                 sums = self.sum_integers(own).tolist()
         finally:
             self._problem = None
-        total, problems, signs, squares, notes, marks, mark_squares = sums
+        total, problems, fingerprints, squares, notes, marks, mark_squares = sums
         if problems:
             self.raise_together(problem)
-        if self.size * squares != signs * signs:  # equal only where all signs are
+        if self.size * squares != fingerprints * fingerprints:  # equal only where all signs are
             self.require_agreement(
-                {**(consistency.facts() if consistency else {}), **(alike or {})}
+                {**(consistency.facts() if consistency else {}), **(equal or {})}
             )
         if consistency:
             consistency.notes = notes

@@ -83,7 +83,7 @@ class Endpoint(ABC):
         """
 
     @abstractmethod
-    def body_here(self, peer: int) -> int:
+    def next_body_length(self, peer: int) -> int:
         """The length of the next body, which comes just before its header; 0 where there is none,
         or it is not known yet."""
 
@@ -105,7 +105,7 @@ class Endpoint(ABC):
         """Stop listening: at the end, when nothing more is to come."""
 
     @abstractmethod
-    def left(self) -> list[int]:
+    def finished_peers(self) -> list[int]:
         """Peers whose program has ended, as far as is known: of them comes nothing but what is on
         its way already."""
 
@@ -113,7 +113,7 @@ class Endpoint(ABC):
         """Ranks have died, and the communicator is revoked: wait until nothing that was begun here
         reads or writes an array any more. There are no messages after it."""
 
-    def goes_on_without(self, peer: int) -> bool:
+    def continues_without(self, peer: int) -> bool:
         """Whether the others go on without a peer that has been silent for `timeout_s`: then it is
         gone, or soon is. Else the job is to end. Local."""
         return False
@@ -173,7 +173,7 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
 
 
-def tags_of(serving: bool) -> tuple[int, int]:
+def send_and_receive_tags(serving: bool) -> tuple[int, int]:
     """What a side sends with and what it listens to: requests and replies never mix, even where a
     worker and a server are threads of one rank. A body's tag is its header's and 1."""
     request, reply = 10, 20

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 
 from ..errors import Preempted, SharedError, UserError
 from ..starting import started
-from .liveness.abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_error, report
-from .liveness.rank_status import PREEMPTED, sign_off
+from .liveness.abort import (
+    end_job,
+    has_other_ranks,
+    mpi_is_finalized,
+    print_error,
+    report,
+    running_mpi,
+)
+from .liveness.rank_status import PREEMPTED, report_end
 from .timeouts import LONGEST_S
 
 
@@ -36,13 +43,13 @@ def abort_on_error() -> Iterator[None]:
     except SystemExit as error:
         code = _exit_code(error)
         if isinstance(error, Preempted):
-            sign_off(PREEMPTED)
+            report_end(PREEMPTED)
         if code == 0 or isinstance(error, Preempted):
             _join_others()
             raise
         if isinstance(error.code, str):
             print_error(error.code)
-        elif has_others():
+        elif has_other_ranks():
             print_error(f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all")
         end_job(code)
     except BaseException as error:
@@ -63,7 +70,7 @@ def _exit_code(error: SystemExit) -> int:
 def _join_others() -> None:
     """This rank ends well. If MPI is not up, the others may wait for it there: start MPI, so that
     they find out as from any rank that has left (`departures`)."""
-    if not has_others() or mpi_that_is_up() is not None or mpi_is_down():
+    if not has_other_ranks() or running_mpi() is not None or mpi_is_finalized():
         return
     with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
         from .mpi.communicator import mpi_world

@@ -125,7 +125,7 @@ _LAUNCHER_NAMES = (
 )
 
 
-def terminals() -> bool:
+def output_is_terminal() -> bool:
     """Whether this process's standard output and error are terminals. Local."""
     try:
         return sys.stdout.isatty() and sys.stderr.isatty()
@@ -140,21 +140,21 @@ def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
         The number of ranks; None where no launcher started this process (plain `python`).
     """
     launcher, environ = _launcher(environ)
-    return number_of(environ, *launcher.size) if launcher else None
+    return read_integer(environ, *launcher.size) if launcher else None
 
 
 def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """This process's rank according to its launcher; None where none started it or none says."""
     launcher, environ = _launcher(environ)
     if launcher is None:
-        return number_of(environ, "PMIX_RANK")
-    return number_of(environ, launcher.rank)
+        return read_integer(environ, "PMIX_RANK")
+    return read_integer(environ, launcher.rank)
 
 
 def launched_local_size(environ: Mapping[str, str] | None = None) -> int | None:
     """How many of the ranks are on this node according to the launcher; None where unknown."""
     launcher, environ = _launcher(environ)
-    return number_of(environ, launcher.local_size) if launcher else None
+    return read_integer(environ, launcher.local_size) if launcher else None
 
 
 def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
@@ -165,8 +165,8 @@ def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
     if launcher is None:
         return None
     if launcher_name(environ) == "srun":  # which may also have set PMI_SIZE
-        return number_of(environ, _SRUN_LOCAL)
-    return number_of(environ, launcher.local_rank)
+        return read_integer(environ, _SRUN_LOCAL)
+    return read_integer(environ, launcher.local_rank)
 
 
 def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
@@ -195,9 +195,9 @@ def job_name(environ: Mapping[str, str] | None = None) -> str | None:
 def restarts(environ: Mapping[str, str] | None = None) -> int:
     """How often this job has been started again; 0 where nobody says."""
     environ = os.environ if environ is None else environ
-    count = number_of(environ, RESTART)
+    count = read_integer(environ, RESTART)
     if count is None and environ.get(REQUEUE) == "1":
-        count = number_of(environ, "SLURM_RESTART_COUNT")
+        count = read_integer(environ, "SLURM_RESTART_COUNT")
     return count or 0
 
 
@@ -213,7 +213,7 @@ def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
     environ = os.environ if environ is None else environ
     if SERVERS not in environ:
         return None
-    servers = number_of(environ, SERVERS)
+    servers = read_integer(environ, SERVERS)
     if servers is None:
         raise UserError(f"{SERVERS}={environ[SERVERS]!r} must be a whole number, at least 0")
     return servers
@@ -254,7 +254,7 @@ def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
 
 def requested_spares(environ: Mapping[str, str] | None = None) -> int:
     """How many ranks wait in reserve, the last ones of the world: `parallel-sgd run --spares`."""
-    return number_of(os.environ if environ is None else environ, SPARES) or 0
+    return read_integer(os.environ if environ is None else environ, SPARES) or 0
 
 
 def same_mpi_family(one: str, other: str) -> bool:
@@ -265,7 +265,7 @@ def same_mpi_family(one: str, other: str) -> bool:
     return one == other
 
 
-def launcher_starts(launcher: str, vendor: str) -> bool:
+def launcher_supports(launcher: str, vendor: str) -> bool:
     """Whether a launcher, by its name, can start ranks of this MPI; srun and the like start any."""
     owner, mpiexec, _ = launcher.partition("'s mpiexec")
     return not mpiexec or same_mpi_family(owner, vendor)
@@ -286,7 +286,7 @@ def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapp
     for launcher in _LAUNCHERS:
         if launcher.name == "srun" and not _inside_srun(environ):
             continue
-        if number_of(environ, *launcher.size) is not None:
+        if read_integer(environ, *launcher.size) is not None:
             return launcher, environ
     return None, environ
 
@@ -295,19 +295,19 @@ def srun_step(environ: Mapping[str, str] | None = None) -> str | None:
     """The job step whose task this process is, as `scancel` takes it; None where srun has not
     started it. Local."""
     environ = os.environ if environ is None else environ
-    job = number_of(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    job = read_integer(environ, "SLURM_JOB_ID", "SLURM_JOBID")
     if launcher_name(environ) != "srun" or job is None:
         return None
-    return f"{job}.{number_of(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
+    return f"{job}.{read_integer(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
 
 
 def _inside_srun(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: salloc and sbatch set SLURM_NTASKS, but no such step."""
-    step = number_of(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    step = read_integer(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < _SLURM_OWN_STEPS and "SLURM_PROCID" in environ
 
 
-def number_of(environ: Mapping[str, str], *names: str) -> int | None:
+def read_integer(environ: Mapping[str, str], *names: str) -> int | None:
     """The first of these variables that holds a whole number, at least 0."""
     for name in names:
         value = environ.get(name, "")
@@ -316,7 +316,7 @@ def number_of(environ: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def send_without_asking() -> None:
+def raise_eager_limit() -> None:
     """Let Open MPI send messages of up to `EAGER_BYTES` over TCP without asking the receiver first,
     where the environment says nothing else (mpiexec's --mca does; a file of parameters does not
     count). Before MPI is up; other MPIs do not look at it. Local."""

@@ -93,18 +93,18 @@ class Roles(ABC):
         """
 
 
-class Together(Roles):
+class AllTrain(Roles):
     """All ranks train, and wait for each other in `Communicator.agree`."""
 
     def workers(self, comm: Communicator) -> list[int]:
         return list(range(comm.size))
 
     def form(self, comm: Communicator, before: Group | None = None) -> Group:
-        return Everybody(comm)
+        return AllRanks(comm)
 
 
 @dataclass
-class Everybody(Group):
+class AllRanks(Group):
     """The group in which all ranks train."""
 
     world: Communicator
@@ -116,7 +116,7 @@ class Everybody(Group):
         return self.own.agree(problem, samples)
 
     def agree_on_whole(self, problem: str | None, samples: int) -> None:
-        self.own.agree(problem, samples, alike={WHOLE_MINIBATCH: samples})
+        self.own.agree(problem, samples, equal={WHOLE_MINIBATCH: samples})
 
     def meet(self) -> None:
         self.own.agree(None)

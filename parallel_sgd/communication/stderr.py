@@ -1,4 +1,4 @@
-"""Lines for the user, on stderr. Imports nothing of MPI."""
+"""Print lines to the user on stderr, without MPI."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import contextlib
 import os
 import sys
 
-_otherwise: int | None = None  # a descriptor
+_fallback: int | None = None  # a file descriptor
 
 
-def tell_otherwise(descriptor: int) -> None:
-    """Have `tell` write to this descriptor where standard error cannot be written to: that of a
-    terminal, where stderr is a file. Local."""
-    global _otherwise
-    _otherwise = descriptor
+def set_stderr_fallback(descriptor: int) -> None:
+    """Give `write_stderr` a second descriptor, for lines that standard error does not take. Local.
+
+    Args:
+        descriptor: of the terminal, where stderr is a file.
+    """
+    global _fallback
+    _fallback = descriptor
 
 
-def tell(*lines: str) -> None:
-    """Write lines to stderr in one piece. Where that is not possible (a full disk, a terminal that
-    is gone, a pipe that nobody reads), and `tell_otherwise` names no other place, nothing is
-    written: no job is to end for that. Local."""
+def write_stderr(*lines: str) -> None:
+    """Write lines to stderr in one piece, or else to the descriptor of `set_stderr_fallback`.
+
+    A failed write is ignored (full disk, closed terminal, pipe without a reader): no job ends for
+    it. Local.
+    """
     text = "".join(f"{line}\n" for line in lines)
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
-        if _otherwise is not None:
+        if _fallback is not None:
             with contextlib.suppress(OSError):
-                os.write(_otherwise, text.encode(errors="backslashreplace"))
+                os.write(_fallback, text.encode(errors="backslashreplace"))

@@ -19,8 +19,8 @@ from .job_environment import (
     launched_rank,
     launched_size,
     launcher_name,
-    launcher_starts,
-    number_of,
+    launcher_supports,
+    read_integer,
 )
 
 _BOTH = "`parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
@@ -81,16 +81,16 @@ def world_mismatch(
         return f"{name} started this process as rank {rank}, {has}. {_BOTH}"
     if launched is not None and launched != world_size:
         line = f"{name} started {_ranks(launched)}, {has}: mpi4py is bound to {vendor}"
-        if name is not None and not launcher_starts(name, vendor):
+        if name is not None and not launcher_supports(name, vendor):
             line += ", whose own mpiexec is required"
         else:
             line += ", and the two do not find each other"
         return f"{line}. {_BOTH}"
-    requested = number_of(environ, REQUESTED_RANKS)
+    requested = read_integer(environ, REQUESTED_RANKS)
     if requested is not None and requested != world_size:
         return f"{_ranks(requested)} were asked for, {has}"
     for starter in _STARTERS:
-        size = number_of(environ, starter.size) or 0
+        size = read_integer(environ, starter.size) or 0
         told = [f"{name}={environ[name]}" for name in starter.ranks if name in environ]
         mark = bool(starter.mark) and starter.mark in environ
         is_this = mark if starter.mark else world_size == 1 and requested is None
@@ -137,7 +137,7 @@ def _child_alone() -> str | None:
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or launcher_name() is not None:
         return None
-    if number_of(os.environ, "WORLD_SIZE") == 1 or _group_size() == 1:
+    if read_integer(os.environ, "WORLD_SIZE") == 1 or _group_size() == 1:
         return None
     name = processes.current_process().name
     return (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from ..communication.stderr import tell
+from ..communication.stderr import write_stderr
 from ..errors import UserError
 from .cleanup import remove_session
 from .supervisor import Supervisor
@@ -145,7 +145,7 @@ def _until_it_ends(
             _end(job, signals.ending[0])
             break
         if deadline is not None and deadline.is_over:
-            tell(f"parallel-sgd: error: {deadline.told}")
+            write_stderr(f"parallel-sgd: error: {deadline.told}")
             if roll is not None:
                 roll.show_stacks()
             _end(job, signal.SIGTERM)
@@ -156,7 +156,7 @@ def _until_it_ends(
             roll.look()
             why = roll.does_not_end()
             if why is not None:
-                tell(f"parallel-sgd: error: {why}; ending it")
+                write_stderr(f"parallel-sgd: error: {why}; ending it")
                 _end(job, signal.SIGTERM)
                 return JobEnd(int(not roll.all_left))
         if len(signals.notices) > passed_on:
@@ -164,7 +164,7 @@ def _until_it_ends(
             passed_on += 1
     remove_session(job.pid)
     if signals.ending:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
-        tell(f"parallel-sgd: {signals.ending[0].name}: the job was ended")
+        write_stderr(f"parallel-sgd: {signals.ending[0].name}: the job was ended")
         return JobEnd(128 + signals.ending[0])
     if job.returncode >= 0:
         return JobEnd(job.returncode)
@@ -181,7 +181,7 @@ def _named(number: int) -> str:
 def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Supervisor | None) -> None:
     """Tell ranks that they are to leave: those on this host, and by mpiexec where there are others.
     (One that only serves could not speak for the others.)"""
-    tell(f"parallel-sgd: {notice.name}: the ranks are asked to leave")
+    write_stderr(f"parallel-sgd: {notice.name}: the ranks are asked to leave")
     if roll is None or not (roll.pass_on(notice) and roll.all_here):
         job.send_signal(CARRIER)
 

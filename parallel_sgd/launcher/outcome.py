@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ..communication.liveness.rank_status import FAILED, LEFT, LOST, PREEMPTED
+from ..communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
 from .supervisor import Supervisor
 
 
@@ -53,7 +53,7 @@ def judge(code: int, roll: Supervisor, *, survive: bool) -> Outcome:
         return Outcome(Ending.LOST, roll.all_stopped)
     if roll.lost_at_start is not None:
         return Outcome(Ending.LOST, roll.lost_at_start, at_start=True)
-    if survive and LEFT in words and not words & {FAILED, LOST}:
+    if survive and FINISHED in words and not words & {FAILED, LOST}:
         if roll.unfinished():
             return Outcome(Ending.LOST, _and_unfinished(killed or "ranks are lost"))
         return Outcome(Ending.COMPLETE)

@@ -24,10 +24,10 @@ from ..communication.job_environment import (
     launched_rank,
     launched_size,
     launcher_name,
-    send_without_asking,
+    raise_eager_limit,
 )
 from ..communication.liveness.preemption import listen
-from ..communication.liveness.rank_status import sign_on
+from ..communication.liveness.rank_status import report_start
 from ..errors import UserError
 from ..validation import shown
 from .gpus import VISIBLE, visible_gpus
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with abort_on_error():
         prepare()
-        send_without_asking()  # the script may start MPI by itself
+        raise_eager_limit()  # the script may start MPI by itself
         _run(sys.argv[1:] if argv is None else argv)
 
 
@@ -68,7 +68,7 @@ def prepare() -> None:
             to_log(folder, launched_rank() or 0)
         listen()
     finally:  # so that it can say why it ends
-        sign_on()
+        report_start()
     if gpus is not None:
         per_rank = decimal(gpus)
         if not per_rank:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..communication.liveness.rank_status import SHARED_ERROR
 from ..communication.phrases import in_brief
-from ..communication.stderr import tell
+from ..communication.stderr import write_stderr
 from .status_pipes import Note
 
 #: An error is printed when no further rank has said the same for so many seconds: less than
@@ -33,7 +33,7 @@ class _Error:
 
 
 class RankErrors:
-    """The errors of one job's ranks, as they hand them over (`attendance.hand_over`).
+    """The errors of one job's ranks, as they hand them over (`attendance.report_error`).
 
     Nothing is lost where a rank fails, or all of them: what is in a pipe stays there. A rank that
     says the same when it is printed already has the line printed again, for itself.
@@ -66,4 +66,4 @@ class RankErrors:
 
     def _print(self, text: str) -> None:
         label = in_brief(sorted(self._open.pop(text).ranks))
-        tell(*(f"[{label}] {line}" for line in text.splitlines()))
+        write_stderr(*(f"[{label}] {line}" for line in text.splitlines()))

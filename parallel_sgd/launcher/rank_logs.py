@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..communication.liveness.rank_process import close_in_children
-from ..communication.stderr import tell_otherwise
+from ..communication.stderr import set_stderr_fallback
 from ..errors import UserError
 from ..files import opened_to_append
 from ..validation import line_of
@@ -53,7 +53,7 @@ def to_log(folder: str, rank: int) -> None:
             os.lseek(reads, 0, os.SEEK_END)
             shown += [reads, terminal]
         kept.append((log, number))
-    tell_otherwise(os.dup(2))
+    set_stderr_fallback(os.dup(2))
     ends, lives = os.pipe()  # at its end this process is gone
     command = [sys.executable, "-I", "-S", str(_SHOW), *map(str, (ends, *shown))]
     _showing.append(

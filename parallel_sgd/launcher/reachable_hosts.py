@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from ..communication.stderr import tell
+from ..communication.stderr import write_stderr
 from .batch_systems import Allocation
 from .hosts import MPICH, Hostfile
 from .interfaces import interfaces
@@ -79,12 +79,12 @@ class Hosts:
         ranks, least = min(request.ranks, room), request.min_ranks or request.ranks
         told = f"parallel-sgd: no answer from {', '.join(silent)}: "
         if ranks < least:
-            tell(
+            write_stderr(
                 f"{told}there is room for {ranks} ranks, and at least {least} are wanted "
                 "(--min-ranks)"
             )
             return None
-        tell(f"{told}going on with {ranks} ranks on the other hosts")
+        write_stderr(f"{told}going on with {ranks} ranks on the other hosts")
         return replace(request, ranks=ranks, hostfile=left)
 
     def _answers(self, name: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Protocol
 from ..communication.job_environment import JOB, RESTART, restarts
 from ..communication.liveness.abort import DISK_FULL
 from ..communication.liveness.preemption import chosen_signals, requeue
-from ..communication.stderr import tell
+from ..communication.stderr import write_stderr
 from .job import TIMED_OUT, Deadline, Signals, caught, run_job
 from .options import Request
 from .outcome import Ending, Outcome, judge
@@ -134,7 +134,7 @@ class Restarts:
                     return self._left() if asked and lost else self._exit_code(attempt)
                 why = attempt.outcome.why if attempt else TOO_FEW
                 if problem := self._why_not_again(attempt):
-                    tell(f"parallel-sgd: error: {why}; {problem}")
+                    write_stderr(f"parallel-sgd: error: {why}; {problem}")
                     return self._exit_code(attempt)
                 pause = min(FIRST_PAUSE_S * 2 ** min(self._waits, 10), LONGEST_PAUSE_S)
                 self._waits += 1
@@ -144,7 +144,7 @@ class Restarts:
                     self._done += 1
                     what = f"restart {self._done} of {self._request.restarts} in {pause:g} s, from "
                     what += self._from()
-                tell(f"parallel-sgd: {why}: {what}")
+                write_stderr(f"parallel-sgd: {why}: {what}")
                 self._pause(pause, signals)
                 if not self._is_over(signals):
                     request = self._hosts.possible(self._request)  # takes its time, too
@@ -154,7 +154,7 @@ class Restarts:
     def _attempt(self, request: Request, signals: Signals) -> Attempt:
         """Start the job once."""
         launch, began = self._plan(replace(request, restart=self._done)), time.monotonic()
-        tell(f"parallel-sgd: {launch.line()}")
+        write_stderr(f"parallel-sgd: {launch.line()}")
         assert request.ranks is not None
         shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
@@ -175,7 +175,7 @@ class Restarts:
                 if outcome.end is Ending.LOST and code == _MPICH_ITSELF:
                     outcome, gone = replace(outcome, why=lost), lost
                 elif outcome.end is Ending.COMPLETE:
-                    tell(f"parallel-sgd: {lost}")
+                    write_stderr(f"parallel-sgd: {lost}")
             elif outcome.end is Ending.LOST and code == _OPEN_MPI_ITSELF and is_unread():
                 outcome, gone = replace(outcome, why=_UNREAD), _UNREAD
             seconds = time.monotonic() - began
@@ -186,12 +186,12 @@ class Restarts:
         """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
         if not outcome.told:
             why = outcome.why or f"do all hosts share {str(Path.cwd())!r}?"
-            tell(
+            write_stderr(
                 f"parallel-sgd: no rank could say whether it is complete ({why}): that is "
                 "mpiexec's word alone"
             )
         elif code != 0 and not self._request.survive:  # which loses ranks, and says so
-            tell(
+            write_stderr(
                 "parallel-sgd: complete: all ranks have come to the end of the program; only after "
                 f"that has something ended mpiexec with exit code {code}"
             )
@@ -201,12 +201,12 @@ class Restarts:
         its end."""
         lost = attempt.outcome.end is Ending.LOST
         if lost and attempt.gone and not attempt.stopped:
-            tell(f"parallel-sgd: error: {attempt.gone}")
+            write_stderr(f"parallel-sgd: error: {attempt.gone}")
         at_start = attempt.outcome.at_start
         if lost and self._request.survive and not attempt.stopped and not at_start:
-            tell(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
+            write_stderr(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
         if attempt.outcome.end is Ending.FAILED and self._request.restarts:
-            tell(
+            write_stderr(
                 "parallel-sgd: the program has failed by itself, and would do so again: no restart"
             )
         may = not attempt.stopped and not attempt.asked
@@ -214,7 +214,7 @@ class Restarts:
 
     def _left(self) -> int:
         """The end of a job that was asked to leave, and was lost before its ranks could do so."""
-        tell(
+        write_stderr(
             "parallel-sgd: asked to leave: the job was lost before it had saved its state; the "
             "newest checkpoint is what it can go on from"
         )
@@ -278,7 +278,7 @@ class Restarts:
         if signals.notices:
             return self._left()
         assert self._deadline is not None
-        tell(f"parallel-sgd: error: {self._deadline.told}")
+        write_stderr(f"parallel-sgd: error: {self._deadline.told}")
         return TIMED_OUT
 
 

@@ -35,9 +35,9 @@ from ..communication.job_environment import (
     launched_rank,
     launched_size,
     launcher_name,
-    terminals,
+    output_is_terminal,
 )
-from ..communication.liveness.rank_process import rank_above, world_above
+from ..communication.liveness.rank_process import parent_has_world, parent_rank_process
 from ..errors import UserError
 from .batch_systems import Allocation, allocation
 from .cores import usable_cores
@@ -90,8 +90,8 @@ class Launch:
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
     name = launcher_name()
-    rank = rank_above()
-    if name is not None and rank is not None and ((launched_size() or 1) > 1 or world_above()):
+    rank = parent_rank_process()
+    if name is not None and rank is not None and ((launched_size() or 1) > 1 or parent_has_world()):
         raise UserError(
             f"run must not be started by a rank: process {rank} is rank {launched_rank()} of "
             f"{launched_size()}, started by {name}, whose MPI would take the new ranks for its "
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         )
     vendor = bound_mpi()["vendor"]
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
-    seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
+    seen = {TERMINAL: "1"} if output_is_terminal() and request.log_dir is None else {}
     environ = {**_home(), **os.environ, **seen, **job_variables(request, os.environ)}
     batch = None if request.hostfile else allocation(environ)
     hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)

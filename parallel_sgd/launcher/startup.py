@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from ..communication.liveness.abort import GRACE_S
-from ..communication.liveness.rank_status import FAILED, GONE, LOST, ON, TRAINS
+from ..communication.liveness.rank_status import EXITED, FAILED, LOST, ON, TRAINS
 from .cleanup import ranks_running
 from .status_pipes import Notes
 
@@ -76,7 +76,7 @@ class StartupMonitor:
             now: on the monotonic clock.
             said: why ranks have ended, by rank, of those that have said it.
         """
-        for note in self._notes.of(GONE):
+        for note in self._notes.of(EXITED):
             self.note_gone({note.rank: "on another host"}, said, note.time_s)
         signed_on = self._notes.ranks(ON)
         if not self._here or self.is_over or not signed_on or len(signed_on) == self._ranks:

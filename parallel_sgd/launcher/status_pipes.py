@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..communication.liveness.rank_status import ERROR, PROCESS, SHARED_ERROR, WORDS
+from ..communication.liveness.rank_status import END_STATUSES, ERROR, PROCESS, SHARED_ERROR
 
 _READS_BYTES = 1 << 16
 
@@ -76,8 +76,10 @@ class Notes:
         if what.endswith((f".{ERROR}", f".{SHARED_ERROR}")):
             self._errors.append(Note(rank, what, time_s, text))
             return
-        if what in WORDS:  # which takes the place of another one: the rank knows which one holds
-            for word in WORDS:
+        if (
+            what in END_STATUSES
+        ):  # which takes the place of another one: the rank knows which one holds
+            for word in END_STATUSES:
                 self._told.pop((rank, word), None)
         self._told[rank, what] = Note(rank, what, time_s, text)
 

@@ -17,23 +17,23 @@ from ..communication.liveness.heartbeat import (
     FILE,
     SHOW_STACKS,
     SHOWN_S,
-    Board,
+    HeartbeatTable,
     RankState,
     is_running,
     make_heartbeat_table,
 )
 from ..communication.liveness.rank_status import (
-    ASKED,
+    ALL_FINISHED,
     BEGUN,
     CHECKPOINT,
+    END_STATUSES,
     FAILED,
-    LEFT,
+    FINISHED,
     LOST,
     ON,
     OVER,
+    PREEMPTION_REQUESTED,
     PROCESS,
-    TOGETHER,
-    WORDS,
 )
 from ..communication.phrases import in_words
 from ..communication.timeouts import TIMEOUT_S
@@ -92,7 +92,7 @@ class Supervisor:
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._gone: list[int] = []  # in that order
         self._replaced: set[int] = set()  # who has another program now
-        self._heartbeat_table: Board | None = None
+        self._heartbeat_table: HeartbeatTable | None = None
         self._looked, self._polled_s = time.monotonic(), time.time()
         self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
         self._killed: int | None = None  # who was gone before any rank had said what is wrong
@@ -193,17 +193,17 @@ class Supervisor:
 
     def said(self) -> dict[int, str]:
         """Why ranks have ended, by rank, of those that have said it; the first word of each."""
-        return {note.rank: note.what for note in reversed(self._told(*WORDS))}
+        return {note.rank: note.what for note in reversed(self._told(*END_STATUSES))}
 
     @property
     def all_left(self) -> bool:
         """Whether all ranks have come to the end of the program."""
         said = self.said()
-        return len(said) == self.ranks and {*said.values()} == {LEFT}
+        return len(said) == self.ranks and {*said.values()} == {FINISHED}
 
     def asked(self) -> bool:
         """Whether any rank was asked to leave, as far as can be told."""
-        return bool(self._told(ASKED))
+        return bool(self._told(PREEMPTION_REQUESTED))
 
     def seen(self) -> set[int]:
         """Ranks that have signed on, as far as can be told, and may say how they end."""
@@ -221,7 +221,7 @@ class Supervisor:
 
     def together(self) -> bool:
         """Whether a rank has seen all others come to their end."""
-        return bool(self._told(TOGETHER))
+        return bool(self._told(ALL_FINISHED))
 
     def unfinished(self) -> bool:
         """Whether some work of all ranks was begun, and nobody is left who brought it to its
@@ -269,8 +269,8 @@ class Supervisor:
         if self._gone_s > _ENDS_S:
             return f"all ranks have ended, and mpiexec has not within {_ENDS_S:g} s"
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
-        conducts = {line.conduct(now) for line in lines}
-        stopped = len(lines) == self.ranks and conducts - {RankState.GONE} == {RankState.STOPPED}
+        states = {line.state(now) for line in lines}
+        stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}
         self._stopped_s = self._stopped_s + _LOOKS_EVERY_S if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:

@@ -89,7 +89,7 @@ class Requests:
         worker = self._worker_of[rank]
         try:
             message = unpacked(header)
-            here = self._endpoint.body_here(rank)
+            here = self._endpoint.next_body_length(rank)
             if here not in (message.body, 0):
                 raise Malformed(f"body={message.body} of this message must be {here}")
             if message.kind >= Kind.MODEL:

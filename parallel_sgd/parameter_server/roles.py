@@ -136,7 +136,7 @@ class ParameterServers(Options, Roles):
             warnings.warn(GIL, stacklevel=4)  # where the learner is made
         own = comm.split(int(comm.rank not in workers))
         if before is not None:
-            before.own.become(own)
+            before.own.rebind(own)
             own = before.own
         return ServerGroup(comm, tuple(workers), tuple(serving), own, comm.duplicate())
 

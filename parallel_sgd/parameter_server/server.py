@@ -331,7 +331,7 @@ class Server:
             if now - heard[worker] <= timeout_s:
                 continue
             rank = self._ranks[worker]
-            if self._endpoint.goes_on_without(rank):
+            if self._endpoint.continues_without(rank):
                 heard[worker] = now
                 continue
             self._endpoint.show_stacks(rank, f"has not heard of rank {rank} for {timeout_s:g} s")
@@ -343,7 +343,7 @@ class Server:
 
     def _require_presence(self, now: float) -> None:
         """See that no worker has left of which anything is yet to come."""
-        left = self._endpoint.left()
+        left = self._endpoint.finished_peers()
         for worker in self._live - self._gone - self._informed:
             rank = self._ranks[worker]
             if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:

@@ -106,7 +106,7 @@ class ConsistencyCheck:
         finally:
             comm.consistency = None
 
-    def sign(self, steps: int) -> int:
+    def fingerprint(self, steps: int) -> int:
         sign = self._number * len(CALLS) + self._call
         if self._call == LOAD:  # ranks may have failed after other numbers of steps
             self._steps, self._checksums = 0, {}

@@ -12,7 +12,7 @@ import numpy as np
 from ..algorithms import Algorithm, Work
 from ..algorithms.skipped import LeftOut
 from ..communication import Communicator, Group
-from ..communication.liveness.rank_status import note_training
+from ..communication.liveness.rank_status import report_training
 from ..errors import UserError
 from ..kernels import array_module
 from ..optimizers import UpdateRule
@@ -125,7 +125,7 @@ class LearnerSetup(ABC):
             elif self.recovery is None:  # else it knows what this rank has served already
                 self.recovery = ServerFailover(self)
             self.recovery.begin()
-        note_training()
+        report_training()
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""

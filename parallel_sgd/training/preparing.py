@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..communication import Communicator
-from ..communication.stderr import tell
+from ..communication.stderr import write_stderr
 from ..kernels import prepare
 
 
@@ -23,6 +23,6 @@ def prepare_kernels(comm: Communicator, calls: Sequence[Callable[[], object]]) -
 
     def say(line: str) -> None:
         if comm.rank == 0:
-            tell(f"parallel-sgd: {line}")
+            write_stderr(f"parallel-sgd: {line}")
 
     prepare(calls, comm.rank, say)

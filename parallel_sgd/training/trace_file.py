@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.clocks import ClockReading, compare_clocks, first_ranks_time
+from ..communication.clocks import ClockReading, compare_clocks, rank_0_time
 from ..communication.job_environment import fault_tolerant
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
@@ -151,7 +151,7 @@ def _events(
         yield _name("thread_sort_index", rank, row, sort_index=row)
 
     def nanoseconds(time_s: float) -> int:
-        return round(1e9 * (first_ranks_time(time_s, begin, end) - origin_s))
+        return round(1e9 * (rank_0_time(time_s, begin, end) - origin_s))
 
     for event in trace.events:
         first, last = nanoseconds(event.begin_s), nanoseconds(event.end_s)

@@ -154,9 +154,9 @@ LATE = """
 import os, time
 import parallel_sgd.training.learner_setup as setup
 
-say = setup.note_training
+say = setup.report_training
 if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
-    setup.note_training = lambda: (time.sleep(1), say())
+    setup.report_training = lambda: (time.sleep(1), say())
 """
 
 

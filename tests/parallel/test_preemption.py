@@ -33,7 +33,7 @@ def asked(monkeypatch):
     for name in ("EVERY_S", "EVERY_ASYNCHRONOUS_S"):
         monkeypatch.setattr(preemption, name, 1e-9)  # they ask after every step
     here = threading.local()
-    monkeypatch.setattr(preemption, "asked_to_leave", lambda: here.asked())
+    monkeypatch.setattr(preemption, "preemption_requested", lambda: here.asked())
 
     def ask(learner, after: int, rank: int = 1) -> None:
         here.asked = lambda: learner.comm.rank == rank and learner.samples >= after

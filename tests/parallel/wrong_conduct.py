@@ -9,8 +9,8 @@ from wrong_results import LastBlockIsLost, with_exchange
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
 from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
-from parallel_sgd.communication import Together
-from parallel_sgd.communication.roles import Everybody
+from parallel_sgd.communication import AllTrain
+from parallel_sgd.communication.roles import AllRanks
 from parallel_sgd.state import across, workspace
 
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is
@@ -39,7 +39,7 @@ def start_declared(rule):
 def with_group(base, kind, **given):
     """An algorithm whose ranks wait for each other in another way."""
 
-    class Roles(Together):
+    class Roles(AllTrain):
         def form(self, comm):
             return kind(comm)
 
@@ -54,24 +54,24 @@ class ForgetsResiduals(ExchangeState):
     residuals: object = workspace()
 
 
-class FailsAlone(Everybody):
+class FailsAlone(AllRanks):
     def fail(self, problem):
         raise UserError(problem)
 
 
-class FailsWithoutReason(Everybody):
+class FailsWithoutReason(AllRanks):
     def fail(self, problem):
         super().fail("something is wrong")
 
 
-class EndsWithoutMeeting(Everybody):
+class EndsWithoutMeeting(AllRanks):
     """Who fails in the last step is waited for by nobody."""
 
     def meet_to_finish(self):
         pass
 
 
-class NeverMeets(Everybody):
+class NeverMeets(AllRanks):
     def meet(self):
         pass
 

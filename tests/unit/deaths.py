@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import parallel_sgd as psgd
-from parallel_sgd.communication.threads.communicator import Fails, ThreadWorld
+from parallel_sgd.communication.threads.communicator import SimulatedFailure, ThreadWorld
 from parallel_sgd.communication.threads.endpoint import Mailbox
 
 
@@ -34,7 +34,7 @@ class KilledAfter:
             meet(world, place, name, problem)
             if at == here and thread == f"rank {rank}":
                 self.killed = True
-                raise Fails
+                raise SimulatedFailure
             if at == here and thread == f"rank {other}":
                 raise psgd.RanksLost("a rank has died")
 
@@ -64,7 +64,7 @@ class KilledAtMessage:
                 self._left -= 1
                 if self._left == 0:
                     self.killed = True
-                    raise Fails
+                    raise SimulatedFailure
             return result if takes else function(*arguments, **given)
 
         return counted

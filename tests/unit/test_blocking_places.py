@@ -46,7 +46,7 @@ NOT_YET = {
 NOT_YET |= {"progress", "done", "is_done", "wait"}
 
 #: A `with` of one of these ends what is in it.
-WATCHED = {"watched", "_watched", "_waits", "_waiting", "ended_if_longer_than"}
+WATCHED = {"watched", "_watched", "_waits", "_waiting", "kill_if_longer_than"}
 
 #: A clock in a loop's test ends it.
 CLOCKS = {"monotonic", "perf_counter"}
@@ -66,7 +66,7 @@ REASONS = {
     "command_line/links.py: measured_links: run": "that job's ranks have a timeout_s",
     "launcher/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "
     "and the roll (does_not_end) end",
-    "launcher/supervisor.py: Roll._lives_on: while": "_DIES_S",
+    "launcher/supervisor.py: Supervisor._lives_on: while": "_DIES_S",
     "launcher/job.py: _end: wait": "it has been sent SIGKILL",
     "launcher/cleanup.py: locked_folder: flock": "LOCK_NB",
     "launcher/status_pipes.py: Notes.__init__: flock": "LOCK_NB",
@@ -74,36 +74,39 @@ REASONS = {
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",
     "communication/background.py: _wait_for_all: while": "likewise",
-    "communication/liveness/heartbeat.py: OwnLine.meet: Bcast": (
+    "communication/liveness/heartbeat.py: OwnHeartbeat.meet: Bcast": (
         "in mpi_world's watched(Communicator.world())"
     ),
-    "communication/liveness/heartbeat.py: OwnLine.meet: Barrier": "likewise",
-    "communication/liveness/finish.py: departures: Dup": "likewise",
-    "communication/liveness/finish.py: Departures.leave: while": "LastWait ends it, and roll calls",
-    "communication/liveness/finish.py: _Finalizer.__del__: Finalize": "limit_the_end",
-    "communication/liveness/finish.py: Departures.leave: Waitall": (
+    "communication/liveness/heartbeat.py: OwnHeartbeat.meet: Barrier": "likewise",
+    "communication/liveness/finish.py: finish_protocol: Dup": "likewise",
+    "communication/liveness/finish.py: FinishProtocol.leave: while": ("FinishWait ends it"),
+    "communication/liveness/finish.py: _Finalizer.__del__: Finalize": "limit_finalize_time",
+    "communication/liveness/finish.py: FinishProtocol.leave: Waitall": (
         "short messages, which need nobody"
     ),
     "communication/liveness/mail.py: received: Recv": "it is here, and short: it came whole",
     "communication/endpoint.py: Endpoint.until: while": "Conversation calls it in watched()",
-    "communication/elastic/membership.py: Lobby.__init__: Dup": "in surviving_world's watched()",
-    "communication/elastic/membership.py: Lobby._members: Allgather": (
-        "regroup calls it in _waits()"
+    "communication/elastic/membership.py: Rendezvous.__init__: Dup": "in ulfm_world's watched()",
+    "communication/elastic/membership.py: Rendezvous._members: Allgather": (
+        "reconfigure calls it in _waits()"
     ),
-    "communication/elastic/membership.py: Lobby._split: Split": (
+    "communication/elastic/membership.py: Rendezvous._split: Split": (
         "its callers are in _watched() or _waits()"
     ),
-    "communication/elastic/membership.py: Lobby._tell_end: Send": "so short that it needs nobody",
-    "communication/elastic/membership.py: Lobby._stand_by: while": (
-        "for as long as others train; Killing ends those that are stopped"
+    "communication/elastic/membership.py: Rendezvous._report_finished: Send": (
+        "so short that it needs nobody"
     ),
-    "communication/elastic/membership.py: Lobby._stand_by: Recv": "it is here, and short",
-    "communication/elastic/membership.py: _all_agree: Agree": "regroup calls it in _waits()",
-    "communication/elastic/simulated.py: Group.communicator: wait_for": "for threads whose own "
-    "waits have timeout_s",
-    "communication/elastic/simulated.py: simulate_survival: join": "likewise",
+    "communication/elastic/membership.py: Rendezvous._stand_by: while": (
+        "for as long as others train; PeriodicEviction ends those that are stopped"
+    ),
+    "communication/elastic/membership.py: Rendezvous._stand_by: Recv": ("it is here, and short"),
+    "communication/elastic/membership.py: _all_agree: Agree": ("reconfigure calls it in _waits()"),
+    "communication/elastic/simulated.py: SimulatedRendezvous.communicator: wait_for": (
+        "for threads whose own waits have timeout_s"
+    ),
+    "communication/elastic/simulated.py: simulate_recovery: join": "likewise",
     "communication/mpi/communicator.py: begin: Init_thread": (
-        "in ended_if_longer_than, if it is launched"
+        "in kill_if_longer_than, if it is launched"
     ),
     "communication/mpi/communicator.py: MpiCommunicator._send_pieces: Waitall": (
         "its callers are in _waits()"
@@ -119,7 +122,7 @@ REASONS = {
     "torch/arrays.py: finish_on_stream: synchronize": "likewise",
     "torch/ddp/buckets.py: Job.wait: synchronize": "likewise",
     "communication/mpi/staging.py: Staged._release: while": "as long as copies are done",
-    "communication/liveness/exit_notifier.py: Mourner.leave: communicate": (
+    "communication/liveness/exit_notifier.py: ExitNotifier.leave: communicate": (
         "it has been sent SIGKILL"
     ),
     "communication/mpi/endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",

@@ -18,7 +18,7 @@ import parallel_sgd as psgd
 from parallel_sgd import Parameters, UserError, data
 from parallel_sgd.command_line import info
 from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.liveness.abort import user_line
+from parallel_sgd.communication.liveness.abort import user_message
 from parallel_sgd.files import content_of, opened, write_whole
 from parallel_sgd.training import RunFolder
 from parallel_sgd.training.session.initial_model import read_model
@@ -120,16 +120,16 @@ def test_a_disk_that_fails_while_it_is_read():
 
 def test_errors_that_are_the_users_to_mend():
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert user_line(full) == (
+    assert user_message(full) == (
         "parallel-sgd: error: what was to be written could not be: "
         "[Errno 28] No space left on device"
     )
-    assert user_line(MemoryError("Unable to\nallocate")) == (
+    assert user_message(MemoryError("Unable to\nallocate")) == (
         "parallel-sgd: error: there is not enough memory: Unable to allocate"
     )
-    assert user_line(OSError(errno.ECONNRESET, "reset")) is None
-    assert user_line(BrokenPipeError(errno.EPIPE, "of a socket")) is None
-    assert user_line(ZeroDivisionError()) is None
+    assert user_message(OSError(errno.ECONNRESET, "reset")) is None
+    assert user_message(BrokenPipeError(errno.EPIPE, "of a socket")) is None
+    assert user_message(ZeroDivisionError()) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_command_that_is_stopped_says_so_in_one_line(monkeypatch, capfd, error
         raise error
 
     monkeypatch.setattr(info, "main", stopped)
-    monkeypatch.setattr("parallel_sgd.command_line.main.leave_stdout", lambda: None)
+    monkeypatch.setattr("parallel_sgd.command_line.main.discard_stdout", lambda: None)
     assert main(["info"]) == code
     assert capfd.readouterr().err == line
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.eviction import evict_unresponsive, unresponsive
+from parallel_sgd.communication.liveness.eviction import evict_unresponsive_ranks, unresponsive
 from parallel_sgd.communication.liveness.heartbeat import (
     LINE_BYTES,
-    Board,
     Heartbeat,
+    HeartbeatTable,
     RankState,
     _birth,
     make_heartbeat_table,
@@ -40,7 +40,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
+def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> HeartbeatTable:
     """Ranks that wait, compute, hold Python's lock, are stopped; one has moved, one is gone, and
     one stands by."""
     made, now = make_heartbeat_table(tmp_path / "board", RANKS + 1), time.monotonic()
@@ -58,16 +58,16 @@ def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) ->
     return made
 
 
-def vary(heartbeat_table: Board, rank: int, **changed: object) -> Heartbeat:
+def vary(heartbeat_table: HeartbeatTable, rank: int, **changed: object) -> Heartbeat:
     (line,) = (line for line in heartbeat_table.lines() if line.rank == rank)
     return Heartbeat(**{**vars(line), **changed})  # type: ignore[arg-type]
 
 
 def test_who_does_not_move(
-    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]]
+    heartbeat_table: HeartbeatTable, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     found = unresponsive(heartbeat_table, 5.0)
-    assert {one.rank: (one.conduct, round(one.seconds)) for one in found} == {
+    assert {one.rank: (one.state, round(one.seconds)) for one in found} == {
         0: (RankState.WAITS, 8),
         1: (RankState.COMPUTES, 9),
         2: (RankState.SILENT, 7),
@@ -83,32 +83,32 @@ def test_who_does_not_move(
 
 @pytest.mark.parametrize("one_waits", [True, False])
 def test_who_is_killed(
-    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]], one_waits: bool
+    heartbeat_table: HeartbeatTable, processes: list[subprocess.Popen[bytes]], one_waits: bool
 ) -> None:
     """Who computes only where another waits for it; never who stands by."""
     if not one_waits:
         heartbeat_table.write(vary(heartbeat_table, 0, waits_since=0.0, moved=time.monotonic()))
     killed = [1, 2, 3] if one_waits else [2, 3]
-    assert evict_unresponsive(heartbeat_table, 5.0) == killed
+    assert evict_unresponsive_ranks(heartbeat_table, 5.0) == killed
     assert all(processes[rank].wait(5) == -signal.SIGKILL for rank in killed)
     assert all(processes[rank].poll() is None for rank in (0, 4, 6))
 
 
 def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
-    heartbeat_table: Board, processes: list[subprocess.Popen[bytes]]
+    heartbeat_table: HeartbeatTable, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     heartbeat_table.write(vary(heartbeat_table, 1, birth=1))
-    assert 1 not in evict_unresponsive(heartbeat_table, 5.0)
+    assert 1 not in evict_unresponsive_ranks(heartbeat_table, 5.0)
     assert processes[1].poll() is None
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.liveness.heartbeat import Line, make_board
-board = make_board(Path(sys.argv[1]), 2)
+from parallel_sgd.communication.liveness.heartbeat import Heartbeat, make_heartbeat_table
+table = make_heartbeat_table(Path(sys.argv[1]), 2)
 for number in range(1, 100_000):
-    board.write(Line(1, number, number, number, number, number, number, ""))
+    table.write(Heartbeat(1, number, number, number, number, number, number, ""))
 """
 
 

@@ -240,7 +240,7 @@ def test_an_error_of_mpi_beside_a_rank_that_is_gone(
     own.join(board.make_heartbeat_table(tmp_path / "board", 4), 2)
     process = subprocess.Popen(["sleep", "60"])
     birth = board._birth(process.pid)
-    own.board.write(board.Line(3, process.pid, birth, now, now, 0.0, 60.0, ""))
+    own.heartbeat_table.write(board.Heartbeat(3, process.pid, birth, now, now, 0.0, 60.0, ""))
     if gone:
         process.kill()
         process.wait()
@@ -343,7 +343,8 @@ if sys.argv[1] == "forked":
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 else:
     code = subprocess.run([sys.executable, "-c", FAILS], close_fds=False).returncode
-print(code, "has_others" if parallel_sgd.communication.liveness.abort.has_others() else "is alone")
+others = parallel_sgd.communication.liveness.abort.has_other_ranks()
+print(code, "has_other_ranks" if others else "is alone")
 """
 
 
@@ -358,7 +359,7 @@ def test_only_the_rank_ends_the_job(how: str, number: str, tmp_path: Any) -> Non
         run = partial(subprocess.run, env=environ, pass_fds=[given], capture_output=True, text=True)
         ended = run([sys.executable, "-c", STARTED, how])
         hydras.setblocking(False)
-        assert ended.stdout == "1 has_others\n", ended
+        assert ended.stdout == "1 has_other_ranks\n", ended
         assert "ValueError: no display" in ended.stderr and "[rank" not in ended.stderr
         with pytest.raises(BlockingIOError):
             hydras.recv(99)
@@ -415,7 +416,7 @@ def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
         monkeypatch.setenv("PMI_FD", number)
         rank_process.claim()
         assert rank_process.is_rank() is is_rank
-        assert rank_process.rank_above() == (None if is_rank else 17)
+        assert rank_process.parent_rank_process() == (None if is_rank else 17)
         if not is_rank:
             with pytest.raises(UserError, match="is process 17, which has made the world"):
                 rank_process.claim_world()
@@ -453,10 +454,10 @@ def test_open_mpi_sends_pieces_without_asking(monkeypatch):
     """Pieces of an exchange are shorter than that; what the user has set stays."""
     name = "OMPI_MCA_btl_tcp_eager_limit"
     monkeypatch.delenv(name, raising=False)
-    launched.send_without_asking()
+    launched.raise_eager_limit()
     assert int(os.environ[name]) == launched.EAGER_BYTES > PIECE_BYTES + 1024
     monkeypatch.setenv(name, "70000")
-    launched.send_without_asking()
+    launched.raise_eager_limit()
     assert os.environ[name] == "70000"
 
 

@@ -23,10 +23,10 @@ RANKS = 3
 #: A rank that fails, and is killed before it can do anything else.
 FAILS = """
 import os, signal, sys
-from parallel_sgd.communication.liveness.rank_status import sign_on
+from parallel_sgd.communication.liveness.rank_status import report_start
 from parallel_sgd.communication.liveness.abort import report
 from parallel_sgd.errors import SharedError, UserError
-sign_on()
+report_start()
 kind, text = sys.argv[1:]
 report((SharedError if kind == "shared" else UserError)(text))
 os.kill(os.getpid(), signal.SIGKILL)

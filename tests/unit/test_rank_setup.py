@@ -240,7 +240,7 @@ def test_run_under_srun_is_one_of_its_ranks(
     )
     argv = ["--gpus-per-rank", "1", "--interface", "lo", "a.py", "-n", "3"]
     bare.setattr(sys, "argv", ["parallel-sgd"])
-    bare.setattr(rank, "sign_on", lambda: None)
+    bare.setattr(rank, "report_start", lambda: None)
     assert launcher.main(argv) == 0
     assert capsys.readouterr().out.split("\n")[0] == "5 lo ['-n', '3']"
     with pytest.raises(UserError, match=r"^--timeout-s needs -n .* 1 ranks that srun has started"):
@@ -250,7 +250,7 @@ def test_run_under_srun_is_one_of_its_ranks(
 @pytest.mark.parametrize("value", ["", "0", "one", "-1"])
 def test_a_number_of_gpus_that_is_none(value: str, bare: pytest.MonkeyPatch) -> None:
     bare.setenv(GPUS_PER_RANK, value)
-    bare.setattr(rank, "sign_on", lambda: None)
+    bare.setattr(rank, "report_start", lambda: None)
     with pytest.raises(UserError, match=f"^{GPUS_PER_RANK}='{value}' must be a whole number"):
         rank.prepare()
 

@@ -23,7 +23,7 @@ from test_launcher import MPICH, OPEN_MPI
 
 from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.communication.job_environment import FOLDER, JOB, RESTART
-from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, LOST, PREEMPTED
+from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
 from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
@@ -71,7 +71,7 @@ def words(*said: str) -> dict[str, str]:
 
 
 KILLED = {"code": 137}
-WELL = {"files": words(LEFT, LEFT, LEFT)}
+WELL = {"files": words(FINISHED, FINISHED, FINISHED)}
 
 
 def saved(name: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_lost_job_is_started_again_and_told_how_often(play, capsys):
     ("step", "code"),
     [
         ({"code": 3, "files": words(FAILED)}, 3),
-        ({"code": 0, "files": words(LEFT, FAILED)}, 1),
+        ({"code": 0, "files": words(FINISHED, FAILED)}, 1),
         ({"code": 75, "files": words(PREEMPTED, PREEMPTED)}, 75),
         ({"code": 0, "files": words(PREEMPTED)}, 75),
         (WELL, 0),
@@ -136,12 +136,12 @@ def test_a_job_goes_on_where_nothing_can_be_written_to_stderr(play, monkeypatch)
         raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
-    code, starts = play(saved("1"), {"code": 3, "files": words(LEFT, LEFT, LEFT)})
+    code, starts = play(saved("1"), {"code": 3, "files": words(FINISHED, FINISHED, FINISHED)})
     assert (code, len(starts)) == (0, 2)
 
 
 def test_a_job_that_was_lost_has_no_exit_code_of_0(play):
-    code, starts = play({"code": 0, "files": words(LEFT, LOST)}, restarts=2)
+    code, starts = play({"code": 0, "files": words(FINISHED, LOST)}, restarts=2)
     assert (code, len(starts)) == (1, 3)
 
 
@@ -331,7 +331,7 @@ def test_a_job_that_slurm_requeues_is_known_without_our_launcher():
 
 FORKED = """
 import os, signal, time
-from parallel_sgd.communication.liveness.preemption import asked_to_leave, listen
+from parallel_sgd.communication.liveness.preemption import preemption_requested, listen
 listen()
 reads, writes = os.pipe()
 child = os.fork()
@@ -342,9 +342,9 @@ if child == 0:
 os.read(reads, 1)
 os.kill(child, signal.SIGTERM)
 assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
-assert not asked_to_leave()
+assert not preemption_requested()
 os.kill(os.getpid(), signal.SIGTERM)
-assert asked_to_leave()
+assert preemption_requested()
 """
 
 
@@ -356,30 +356,35 @@ def test_a_child_of_a_rank_ends_by_sigterm():
 
 JUDGED = [
     # mpiexec's code, --survive, files, and what that is
-    (0, False, words(LEFT, LEFT, LEFT), Ending.COMPLETE),
-    (1, False, words(LEFT, LEFT, LEFT), Ending.COMPLETE),  # something has gone wrong after that
-    (1, False, words(LEFT, LEFT), Ending.LOST),
+    (0, False, words(FINISHED, FINISHED, FINISHED), Ending.COMPLETE),
+    (
+        1,
+        False,
+        words(FINISHED, FINISHED, FINISHED),
+        Ending.COMPLETE,
+    ),  # something has gone wrong after that
+    (1, False, words(FINISHED, FINISHED), Ending.LOST),
     (0, False, {"0.on": "", "2.on": ""}, Ending.LOST),  # Open MPI, where a host is lost
     (
         0,
         False,
-        {"0.on": "", "2.on": "", **words(LEFT)},
+        {"0.on": "", "2.on": "", **words(FINISHED)},
         Ending.LOST,
     ),  # and the program meets nobody
-    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, Ending.COMPLETE),
-    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, Ending.LOST),
-    (0, False, {"0.on": "", **words(LEFT)}, Ending.COMPLETE),  # others cannot say anything
+    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(FINISHED)}, Ending.COMPLETE),
+    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(FINISHED)}, Ending.LOST),
+    (0, False, {"0.on": "", **words(FINISHED)}, Ending.COMPLETE),  # others cannot say anything
     (0, False, {}, Ending.COMPLETE),
-    (137, True, words(LEFT, LEFT), Ending.COMPLETE),
-    (0, True, words(LEFT), Ending.COMPLETE),
+    (137, True, words(FINISHED, FINISHED), Ending.COMPLETE),
+    (0, True, words(FINISHED), Ending.COMPLETE),
     (0, True, {}, Ending.LOST),
-    (1, True, words(LEFT, FAILED), Ending.FAILED),
-    (0, True, {**words(LEFT), "2.0.begun": ""}, Ending.LOST),
-    (0, True, {**words(LEFT), "2.0.begun": "", "0.0.over": ""}, Ending.COMPLETE),
-    (0, True, {**words(LEFT), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, Ending.LOST),
+    (1, True, words(FINISHED, FAILED), Ending.FAILED),
+    (0, True, {**words(FINISHED), "2.0.begun": ""}, Ending.LOST),
+    (0, True, {**words(FINISHED), "2.0.begun": "", "0.0.over": ""}, Ending.COMPLETE),
+    (0, True, {**words(FINISHED), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, Ending.LOST),
     (1, False, words(FAILED, LOST), Ending.LOST),
-    (1, True, words(LEFT, LOST), Ending.LOST),
-    (1, False, words(PREEMPTED, LEFT), Ending.PREEMPTED),
+    (1, True, words(FINISHED, LOST), Ending.LOST),
+    (1, False, words(PREEMPTED, FINISHED), Ending.PREEMPTED),
 ]
 
 

@@ -271,9 +271,9 @@ def calls_the_one_before(number, frame):
 signal.signal(signal.SIGTERM, calls_the_one_before)
 preemption.listen()
 preemption.listen()
-assert not preemption.asked_to_leave()
+assert not preemption.preemption_requested()
 os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-assert preemption.asked_to_leave()
+assert preemption.preemption_requested()
 """
 
 

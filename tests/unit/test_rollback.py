@@ -16,7 +16,7 @@ from deaths import KilledAfter
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.elastic.simulated import simulate_recovery
-from parallel_sgd.communication.threads.communicator import Fails, ThreadWorld
+from parallel_sgd.communication.threads.communicator import SimulatedFailure, ThreadWorld
 from parallel_sgd.data.sources.ahead import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
@@ -80,7 +80,7 @@ class KilledAt:
                 left -= 1
                 if left == 0:
                     self.killed = True
-                    raise Fails
+                    raise SimulatedFailure
             meet(world, place, name, problem)
 
         monkeypatch.setattr(ThreadWorld, "meet", counted)

@@ -15,7 +15,7 @@ from deaths import KilledAfter, KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import Fails, simulate_recovery
+from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 from parallel_sgd.errors import WaitedInVain
 from parallel_sgd.training.checkpoint.config import SharedClock
@@ -46,7 +46,7 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
         def evaluated(*arguments: Any, **given: Any) -> Any:
             if learner.samples >= 120 and number == 1:
                 assert all(others.acquire(timeout=20) for _ in range(2))
-                raise Fails
+                raise SimulatedFailure
             if learner.samples >= 120:
                 others.release()
             return evaluate(*arguments, **given)
@@ -75,7 +75,7 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> No
 
         def evaluated(*arguments: Any, **given: Any) -> Any:
             if number == 0 and dies:
-                raise Fails
+                raise SimulatedFailure
             return evaluate(*arguments, **given)
 
         model.evaluate_sums = evaluated
@@ -117,7 +117,7 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
         name = threading.current_thread().name
         if name in asking and name == "rank 1":
             assert all(others.acquire(timeout=20) for _ in range(2))
-            raise Fails
+            raise SimulatedFailure
         if name in asking:
             others.release()
         return allgather(comm, item)
@@ -198,7 +198,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
         def together(*arguments: Any, **given: Any) -> Any:
             if learner.samples == 60 and number == 1:
                 assert all(others.acquire(timeout=20) for _ in range(2))
-                raise Fails
+                raise SimulatedFailure
             comm = learner.comm
             if learner.samples == 60:
                 others.release()
@@ -277,7 +277,7 @@ def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -
                     died.wait(20)
             if number == 0:
                 died.set()
-                raise Fails
+                raise SimulatedFailure
             learner.finish()
             return number, learner.samples, learner.serves
 
@@ -297,7 +297,7 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
 
         def gradient(*arguments: Any, **given: Any) -> Any:
             if number == 0 and learner.samples == dies_at:
-                raise Fails
+                raise SimulatedFailure
             return backward(*arguments, **given)
 
         model.gradient = gradient
@@ -343,7 +343,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
         first_has_come = dies.is_set() and come["rank 0"] >= number
         if first_has_come and threading.current_thread().name == "rank 3":
             died.set()
-            raise Fails
+            raise SimulatedFailure
         return take(mailbox, key)
 
     def body(comm: Communicator) -> bool:

@@ -14,7 +14,7 @@ from deaths import KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import Fails, simulate_recovery
+from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 
 RANKS, STEPS, BASE = 4, 12, 100
@@ -182,7 +182,7 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> No
         sender, receiver, tag = key
         name, goes_on = threading.current_thread().name, mailbox.revoked or died.is_set()
         if name == "rank 2" and late.is_set() and not goes_on:
-            raise Fails
+            raise SimulatedFailure
         if (sender, receiver) == (3, 1) and taken["rank 1"] == after and not goes_on:
             return None
         found = take(mailbox, key)

@@ -21,7 +21,7 @@ import pytest
 
 from parallel_sgd import Parameters, kernels, simulate
 from parallel_sgd.communication import messages as sizes
-from parallel_sgd.communication.liveness.finish import Calls
+from parallel_sgd.communication.liveness.finish import CollectiveCounter
 from parallel_sgd.communication.mpi import messages as mpi_messages
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange, Topology
@@ -98,7 +98,7 @@ class World:
     def messages(self, rank: int, *, cuda_aware: bool) -> mpi_messages.MpiMessages:
         comm: Any = Comm(self.network, rank)
         watched: Any = lambda name, calls: contextlib.nullcontext()  # noqa: E731
-        calls = Calls("world", (0, 1))
+        calls = CollectiveCounter("world", (0, 1))
         return mpi_messages.MpiMessages(comm, watched, calls, cuda_aware=cuda_aware)
 
     def array(self, value: float) -> Any:

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
-from parallel_sgd.communication.liveness.rank_status import FAILED, GONE, LEFT, LOST, ON, TRAINS
+from parallel_sgd.communication.liveness.rank_status import (
+    EXITED,
+    FAILED,
+    FINISHED,
+    LOST,
+    ON,
+    TRAINS,
+)
 from parallel_sgd.launcher.cleanup import ranks_running
 from parallel_sgd.launcher.startup import StartupMonitor
 from parallel_sgd.launcher.status_pipes import Notes
@@ -70,7 +77,7 @@ def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
 @pytest.mark.parametrize(
     ("rank", "word", "seconds_ago", "is_lost"),
     [
-        (1, LEFT, 0, False),
+        (1, FINISHED, 0, False),
         (0, FAILED, 0, False),
         (0, LOST, 0, True),  # it has heard of the death
         (0, LOST, 9, False),  # it has waited in vain, and ended the others
@@ -108,8 +115,8 @@ def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_
 
 def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
     tell(tmp_path, ON, 0, 1)
-    tell(tmp_path, GONE, 1)
-    start.look(0.0, {1: LEFT})
+    tell(tmp_path, EXITED, 1)
+    start.look(0.0, {1: FINISHED})
     assert start.lost is None
     start.look(1.0, {})
     assert start.lost.startswith("rank 1 (on another host) was gone")
@@ -118,10 +125,10 @@ def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
 #: A rank that finds no launcher on its host.
 ELSEWHERE = """
 import sys
-from parallel_sgd.communication.liveness.rank_status import note_training, sign_on
-sign_on()
+from parallel_sgd.communication.liveness.rank_status import report_training, report_start
+report_start()
 if sys.argv[1] == "trains":
-    note_training()
+    report_training()
 print(flush=True)
 input()
 """
@@ -139,10 +146,10 @@ def test_a_rank_elsewhere_is_mourned_until_it_trains(tmp_path, when):
         text=True,
     )
     rank.stdout.readline()
-    assert not (tmp_path / f"1.{GONE}").exists()
+    assert not (tmp_path / f"1.{EXITED}").exists()
     rank.kill()
     _, errors = rank.communicate()  # at their end nobody is left who mourns
-    assert (tmp_path / f"1.{GONE}").exists() == (when == "before")
+    assert (tmp_path / f"1.{EXITED}").exists() == (when == "before")
     assert errors == ""
 
 

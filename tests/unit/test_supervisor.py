@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, LOST, PROCESS
+from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PROCESS
 from parallel_sgd.launcher import cleanup as leftovers
 from parallel_sgd.launcher import supervisor as roll_module
 from parallel_sgd.launcher.outcome import Ending, Outcome, judge
@@ -30,10 +30,10 @@ RANKS = 4
 #: A rank: it signs on at a line from the launcher, and waits; a child of its own outlives it.
 RANK = """
 import os, signal, sys
-from parallel_sgd.communication.liveness.rank_status import sign_on
+from parallel_sgd.communication.liveness.rank_status import report_start
 signal.signal(signal.SIGUSR1, lambda *_: os.execvp("sleep", ["sleep", "60"]))
 os.environ[sys.argv[1]] = sys.stdin.readline().strip()
-sign_on()
+report_start()
 if not os.fork():
     print("on", flush=True)  # it has let go of the rank's pipe
     sys.stdin.read()  # until the test lets go
@@ -88,7 +88,7 @@ def test_the_first_one_that_is_gone_is_named(ranks, looks):
     assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
-@pytest.mark.parametrize("why", [LEFT, FAILED, LOST])
+@pytest.mark.parametrize("why", [FINISHED, FAILED, LOST])
 def test_who_has_signed_off_is_not_named(ranks, why):
     with Supervisor(RANKS) as roll:
         sign_on(roll, ranks)
@@ -99,10 +99,11 @@ def test_who_has_signed_off_is_not_named(ranks, why):
 
 
 FAILS_AT_LAST = """
-from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, sign_off, sign_on
-sign_on()
-for word in (LEFT, FAILED, LEFT):
-    sign_off(word)
+from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED
+from parallel_sgd.communication.liveness.rank_status import report_end, report_start
+report_start()
+for word in (FINISHED, FAILED, FINISHED):
+    report_end(word)
 """
 
 
@@ -116,12 +117,13 @@ def test_who_fails_behind_the_end_of_its_mpi_has_failed():
 TELLS = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.liveness.rank_status import note_checkpoint, sign_off, sign_on
-sign_on()
+from parallel_sgd.communication.liveness.rank_status import report_checkpoint, report_end
+from parallel_sgd.communication.liveness.rank_status import report_start
+report_start()
 print("on", flush=True)
 for line in sys.stdin:
     word = line.strip()
-    (note_checkpoint(Path(word)) if word[0] == "/" else sign_off(word))
+    (report_checkpoint(Path(word)) if word[0] == "/" else report_end(word))
     print("told", flush=True)
 """
 
@@ -192,7 +194,7 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
 def test_a_rank_says_that_it_could_not_tell(monkeypatch):
     monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
     with Supervisor(1) as roll, telling(roll) as told:
-        Path(roll.environ[FOLDER], f"0.{LEFT}").mkdir()  # stands for a disk without an inode
+        Path(roll.environ[FOLDER], f"0.{FINISHED}").mkdir()  # stands for a disk without an inode
         said = told("ends")
     assert said.startswith("[rank 0] parallel_sgd: the launcher could not be told 'left': [Errno ")
 
@@ -205,7 +207,7 @@ def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
         assert told("ends") == ""
         assert Path(roll.environ[FOLDER], "0.checkpoint").exists()
         assert roll.newest_checkpoint().startswith("/somewhere/999-")
-        assert roll.said() == {0: LEFT}
+        assert roll.said() == {0: FINISHED}
 
 
 @pytest.mark.parametrize("silent", [0, 1])

@@ -9,7 +9,7 @@ import pytest
 
 from parallel_sgd import Communicator, UserError
 from parallel_sgd import trace as trace_module
-from parallel_sgd.communication.clocks import ClockReading, first_ranks_time
+from parallel_sgd.communication.clocks import ClockReading, rank_0_time
 from parallel_sgd.trace import NO_TRACE, Trace
 from parallel_sgd.training.sync_stats import SyncPerformance
 from parallel_sgd.training.trace_file import traced
@@ -63,7 +63,7 @@ def time_of_spans(count: int) -> float:
 
 def test_clocks_drift_evenly_between_two_comparisons():
     begin, end = ClockReading(100.0, 10.0, 0.0), ClockReading(200.0, 12.0, 0.0)
-    times = [first_ranks_time(time_s, begin, end) for time_s in (100.0, 150.0, 200.0)]
+    times = [rank_0_time(time_s, begin, end) for time_s in (100.0, 150.0, 200.0)]
     assert times == pytest.approx([90.0, 139.0, 188.0])
 
 

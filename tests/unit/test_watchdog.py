@@ -14,9 +14,9 @@ import pytest
 from limits import patience
 
 from parallel_sgd.communication.liveness import watchdog as watchdog_module
-from parallel_sgd.communication.liveness.finish import Calls, FinishProtocol
+from parallel_sgd.communication.liveness.finish import CollectiveCounter, FinishProtocol
 from parallel_sgd.communication.liveness.watchdog import Watchdog
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_rank_that_has_left_is_missed_where_it_is_needed(entered, last_resort,
     )
     finish_protocol._left[2] = {"0": entered, "0/1.0": 9}
     watched = Watchdog(60.0, 0, lambda: ended.append(1), finish_protocol)
-    with watched("allgather", Calls("0", (0, 1, 2), entered=5)):
+    with watched("allgather", CollectiveCounter("0", (0, 1, 2), collective_counts=5)):
         time.sleep(2.5)
     text = capfd.readouterr().err
     if entered == 5:
@@ -164,7 +164,7 @@ def test_the_process_ends(abort, code):
     """By the abort of the job, or where that does nothing, some seconds later by itself."""
     script = f"""
 import os, threading, time
-from parallel_sgd.communication import watchdog
+from parallel_sgd.communication.liveness import watchdog
 class SoonerTimer(threading.Timer):
     def __init__(self, seconds, *rest, **named):
         super().__init__(seconds / 10, *rest, **named)
@@ -184,9 +184,9 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock i
 @pytest.mark.parametrize(("seconds", "code"), [(0, 0), (30, -signal.SIGKILL)])
 def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
     script = f"""
-from parallel_sgd.communication.liveness.finish import Calls, Departures
-from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
-with ended_if_longer_than(1.0, 2, "Communicator.world()"):
+from parallel_sgd.communication.liveness.finish import CollectiveCounter, FinishProtocol
+from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
+with kill_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
 """
     started = time.monotonic()
@@ -201,6 +201,6 @@ with ended_if_longer_than(1.0, 2, "Communicator.world()"):
 
 
 def test_an_error_in_a_guarded_wait_passes_and_leaves_no_process():
-    with pytest.raises(ValueError, match="mine"), ended_if_longer_than(0.5, 0, "nothing"):
+    with pytest.raises(ValueError, match="mine"), kill_if_longer_than(0.5, 0, "nothing"):
         raise ValueError("mine")
     time.sleep(1.0)

@@ -27,15 +27,15 @@ from mpi4py import MPI
 
 from ..backoff import Backoff
 from ..liveness.abort import print_labelled
-from ..liveness.eviction import Killing
+from ..liveness.eviction import PeriodicEviction
 from ..liveness.failure import is_rank_failure
-from ..liveness.rank_status import FAILED, LEFT, LOST, sign_off
+from ..liveness.rank_status import FAILED, FINISHED, LOST, report_end
 from ..liveness.watchdog import Watchdog, standing_by
 from ..phrases import in_words
-from ..stderr import tell
+from ..stderr import write_stderr
 from .reconfigure import Member, Membership, Role, new_membership
 
-_ENDED = 2  #: tag: the sender's program has come to its end
+_FINISHED = 2  #: tag: the sender's program has come to its end
 
 _LONGEST_SLEEP_S = 0.02  #: of a rank in the lobby, between two looks
 
@@ -60,14 +60,14 @@ class Rendezvous:
         self._comm, self._watched = world.Dup(), watched
         self._rank, self.wanted = world.rank, world.size - spares
         self.has_standby = spares > 0
-        self.role = Role.TRAINS if self._rank < self.wanted else Role.IN_RESERVE
+        self.role = Role.TRAINS if self._rank < self.wanted else Role.STANDBY
         self._place = self._rank if self.role == Role.TRAINS else -1
         self._abandoned: list[MPI.Intracomm] = []  # what is under way may yet use them
         self.generation = 0
         self.group = Membership(tuple(range(self.wanted)), tuple(range(self.wanted)), spares)
-        self.lost: list[int] = []
+        self.failed_ranks: list[int] = []
         self._known = list(range(world.size))
-        self._ended: set[int] = set()
+        self._finished: set[int] = set()
         self._failed: set[int] = set()  # as far as is known before they are missed in a group
 
     def first_group(self) -> MPI.Intracomm:
@@ -80,7 +80,7 @@ class Rendezvous:
             return comm
         joined = self._wait()
         if joined is None:
-            end_without_mpi(well=bool(self._ended))
+            end_without_mpi(well=bool(self._finished))
         return joined
 
     def revoke(self) -> None:
@@ -130,9 +130,9 @@ class Rendezvous:
             for rank, role, place, theirs in everybody.tolist()
         ]
         alive = {member.rank for member in members}
-        self.lost += [rank for rank in self._known if rank not in alive]
+        self.failed_ranks += [rank for rank in self._known if rank not in alive]
         self._known = sorted(alive)
-        self._ended = {m.rank for m in members if m.role == Role.HAS_ENDED}
+        self._finished = {m.rank for m in members if m.role == Role.FINISHED}
         return members
 
     def _split(self, comm: MPI.Intracomm, group: Membership) -> MPI.Intracomm:
@@ -143,18 +143,18 @@ class Rendezvous:
     def leave(self) -> None:
         """This rank's program has come to its end: wait for the others', and end the process."""
         if self.role == Role.TRAINS:
-            self.role, self._place = Role.HAS_ENDED, -1
-            self._tell_end()
+            self.role, self._place = Role.FINISHED, -1
+            self._report_finished()
             self._wait()
         end_without_mpi()
 
-    def _tell_end(self) -> None:
+    def _report_finished(self) -> None:
         own = np.array([self._rank], np.int64)
-        self._ended.add(self._rank)
+        self._finished.add(self._rank)
         for peer, rank in enumerate(self._known):
             if rank != self._rank:
                 try:
-                    self._comm.Send(own, peer, _ENDED)
+                    self._comm.Send(own, peer, _FINISHED)
                 except MPI.Exception as error:
                     if not is_rank_failure(error):
                         raise
@@ -167,38 +167,38 @@ class Rendezvous:
     def _stand_by(self) -> MPI.Intracomm | None:
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
         timeout_s = self._watched.timeout_s
-        stopped = Killing(timeout_s)
-        while not self._all_ended():
+        stopped = PeriodicEviction(timeout_s)
+        while not self._all_finished():
             backoff.pause()
-            if killed := stopped.look():
+            if killed := stopped.evict_when_due():
                 print_labelled(
                     f"parallel_sgd: waited more than timeout_s={timeout_s:g} s for "
                     f"{in_words(killed)}: killed, and the others go on"
                 )
             try:
-                while self._comm.Iprobe(MPI.ANY_SOURCE, _ENDED):
+                while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
                     told = np.empty(1, np.int64)
-                    self._comm.Recv(told, MPI.ANY_SOURCE, _ENDED)
-                    self._ended.add(int(told[0]))
+                    self._comm.Recv(told, MPI.ANY_SOURCE, _FINISHED)
+                    self._finished.add(int(told[0]))
             except MPI.Exception as error:
                 if not is_rank_failure(error):
                     raise
-                self._take_note()
+                self._note_failures()
             if self._comm.Is_revoked():
                 comm = self.reconfigure(allow_join=True)
                 if comm is not None:
                     return comm
         return None
 
-    def _take_note(self) -> None:
+    def _note_failures(self) -> None:
         """Somebody has died: those that train regroup, if there are any."""
         failed = self._comm.Get_failed()
         self._comm.Ack_failed(failed.size)
         places = failed.Translate_ranks(None, self._comm.group)
         self._failed |= {self._known[place] for place in places}
 
-    def _all_ended(self) -> bool:
-        return (self._ended | self._failed).issuperset(self.group.ranks)
+    def _all_finished(self) -> bool:
+        return (self._finished | self._failed).issuperset(self.group.ranks)
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
         return self._watched(f"{name}, after a rank has died")
@@ -221,8 +221,8 @@ def end_without_mpi(*, well: bool = True) -> NoReturn:
             sys.stdout.flush()
     except OSError as error:
         print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")
-        sign_off(FAILED)
+        report_end(FAILED)
         well = False
-    sign_off(LEFT if well else LOST)
-    tell()
+    report_end(FINISHED if well else LOST)
+    write_stderr()
     os._exit(int(not well))

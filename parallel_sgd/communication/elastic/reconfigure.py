@@ -15,8 +15,8 @@ class Role(IntEnum):
     """What a rank of the world does."""
 
     TRAINS = 0
-    IN_RESERVE = 1
-    HAS_ENDED = 2  #: its program has come to its end; it waits for the others'
+    STANDBY = 1
+    FINISHED = 2  #: its program has come to its end; it waits for the others'
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def new_membership(members: Sequence[Member], wanted: int) -> Membership:
     stay = sorted(
         (member for member in members if member.role == Role.TRAINS), key=lambda m: m.place
     )
-    reserve = sorted(m.rank for m in members if m.role == Role.IN_RESERVE)
+    standby = sorted(m.rank for m in members if m.role == Role.STANDBY)
     places = {member.place: member for member in stay}
     free = [place for place in range(wanted) if place not in places]
     allow_join = bool(stay) and all(member.allow_join for member in stay)
-    joining = dict(zip(free, reserve if allow_join else [], strict=False))
+    joining = dict(zip(free, standby if allow_join else [], strict=False))
     order = sorted([*places, *joining])
     return Membership(
         ranks=tuple(places[p].rank if p in places else joining[p] for p in order),
         before=tuple(p if p in places else -1 for p in order),
-        spares=len(reserve) - len(joining),
+        spares=len(standby) - len(joining),
     )

@@ -36,12 +36,12 @@ class WithReplayLog(Communicator):
         joins: whether this rank was one of them.
     """
 
-    def __init__(self, *, reserve: bool, joins: bool) -> None:
-        self._reserve = reserve
-        self._written: list[tuple[str, Any]] | None  #: None: the ranks train, and nothing is
-        self._written = [] if reserve and not joins else None
-        self._known = self._written  #: for ranks that join; None: this one has yet to hear it
-        self._told: deque[tuple[str, Any]] | None = None  #: to a rank that has joined
+    def __init__(self, *, standby: bool, joins: bool) -> None:
+        self._standby = standby
+        self._record: list[tuple[str, Any]] | None  #: None: the ranks train, and nothing is
+        self._record = [] if standby and not joins else None
+        self._known = self._record  #: for ranks that join; None: this one has yet to hear it
+        self._replay: deque[tuple[str, Any]] | None = None  #: to a rank that has joined
         self._bytes = 0
 
     @property
@@ -51,7 +51,7 @@ class WithReplayLog(Communicator):
 
     def end_replay_log(self) -> None:
         """The ranks begin to train. Local."""
-        self._written, self._told = None, None
+        self._record, self._replay = None, None
         self._hosts = None
 
     def join(self) -> None:
@@ -66,7 +66,7 @@ class WithReplayLog(Communicator):
     def _share_replay_log(self) -> None:
         """Tell ranks that have joined and do not know it, also where one that has told it has died
         since. To be called after each `reconfigure`. Collective."""
-        if not self._reserve:
+        if not self._standby:
             return
         knows = self._inner.sum_integers(np.array([self._known is not None], np.int64))
         if knows[0] == self.size:
@@ -74,7 +74,7 @@ class WithReplayLog(Communicator):
         told = [unpacked(known) for known in self._inner._allgather_bytes(packed(self._known))]
         if self._known is None:
             self._known = next((known for known in told if known is not None), [])
-            self._told = deque(self._known)
+            self._replay = deque(self._known)
 
     def _replayed(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
         """Call it, and write down what it gives; or give what is written down.
@@ -82,28 +82,28 @@ class WithReplayLog(Communicator):
         Args:
             array: written by the call.
         """
-        if self._told:
-            return cast(Result, self._given(name, array))
-        if self._told is not None:
+        if self._replay:
+            return cast(Result, self._next_result(name, array))
+        if self._replay is not None:
             raise UserError(
                 f"a rank in reserve has joined, and calls {name}, which the others have not before "
                 "their learner: what is done together must come before it in every run"
             )
         result = call()
-        if self._written is not None:
-            self._write(name, result if array is None else np.array(on_host(array)))
+        if self._record is not None:
+            self._append(name, result if array is None else np.array(on_host(array)))
         return result
 
-    def _write(self, name: str, result: Any) -> None:
-        assert self._written is not None
+    def _append(self, name: str, result: Any) -> None:
+        assert self._record is not None
         if isinstance(result, np.ndarray):
             self._bytes += result.nbytes
             result = result if self._bytes <= MOST_BYTES else None
-        self._written.append((name, result))
+        self._record.append((name, result))
 
-    def _given(self, name: str, array: Array) -> Any:
-        assert self._told
-        known, result = self._told.popleft()
+    def _next_result(self, name: str, array: Array) -> Any:
+        assert self._replay
+        known, result = self._replay.popleft()
         if known != name or (array is not None and result is None):
             raise UserError(
                 f"a rank in reserve cannot join: it calls {name} where the others have called "

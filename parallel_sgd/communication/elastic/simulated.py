@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...errors import UserError
-from ..background import rank_ends
+from ..background import end_rank_tasks
 from ..communicator import Communicator
 from ..liveness.failure import RankFailed
-from ..threads.communicator import Fails, ThreadCommunicator, ThreadWorld
+from ..threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld
 from ..timeouts import TIMEOUT_S
 from .reconfigure import Member, Membership, Role, new_membership
 from .replay_log import WithReplayLog
@@ -18,7 +18,7 @@ from .replay_log import WithReplayLog
 Result = TypeVar("Result")
 
 
-class Group:
+class SimulatedRendezvous:
     """Where the threads of one world meet again.
 
     Args:
@@ -33,10 +33,10 @@ class Group:
         self.new_membership = Membership(tuple(range(size)), tuple(range(size)), spares)
         self.world = ThreadWorld(size, timeout_s)
         self._changed = threading.Condition()
-        self.lost: list[int] = []
+        self.failed_ranks: list[int] = []
         self._alive = set(range(size + spares))
         self._members: dict[int, Member] = {
-            rank: Member(rank, Role.IN_RESERVE, -1, True) for rank in range(size, size + spares)
+            rank: Member(rank, Role.STANDBY, -1, True) for rank in range(size, size + spares)
         }  # those that have come, or need not
 
     def communicator(self, rank: int) -> RecoveringThread | None:
@@ -44,18 +44,20 @@ class Group:
         if rank < self.wanted:
             return RecoveringThread(self, rank)
         with self._changed:
-            self._changed.wait_for(lambda: rank in self.new_membership.ranks or self._all_ended())
+            self._changed.wait_for(
+                lambda: rank in self.new_membership.ranks or self._all_finished()
+            )
             return RecoveringThread(self, rank) if rank in self.new_membership.ranks else None
 
-    def _all_ended(self) -> bool:
-        train = (m for m in self._members.values() if m.role == Role.HAS_ENDED)
+    def _all_finished(self) -> bool:
+        train = (m for m in self._members.values() if m.role == Role.FINISHED)
         return self._alive.isdisjoint(set(self.new_membership.ranks) - {m.rank for m in train})
 
     def die(self, rank: int) -> None:
         """A rank is gone: whoever waits hears of it."""
         with self._changed:
             self._alive.discard(rank)
-            self.lost.append(rank)
+            self.failed_ranks.append(rank)
             self._members.pop(rank, None)
             self.world.revoke()
             self._reconfigure_if_complete()
@@ -64,7 +66,7 @@ class Group:
     def end(self, rank: int) -> None:
         """A rank's program has come to its end."""
         with self._changed:
-            self._members[rank] = Member(rank, Role.HAS_ENDED, -1, True)
+            self._members[rank] = Member(rank, Role.FINISHED, -1, True)
             self._reconfigure_if_complete()
             self._changed.notify_all()
 
@@ -84,7 +86,7 @@ class Group:
             return
         self.new_membership = new_membership(members, self.wanted)
         self.world = ThreadWorld(
-            len(self.new_membership.ranks), self.timeout_s, known_as=self.new_membership.ranks
+            len(self.new_membership.ranks), self.timeout_s, world_ranks=self.new_membership.ranks
         )
         for joined in self.new_membership.joined:
             del self._members[self.new_membership.ranks[joined]]
@@ -104,10 +106,10 @@ class RecoveringThread(WithReplayLog, ThreadCommunicator):
 
     fault_tolerant = True
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: SimulatedRendezvous, number: int) -> None:
         place = group.new_membership.ranks.index(number)
         ThreadCommunicator.__init__(self, group.world, place)
-        WithReplayLog.__init__(self, reserve=group.has_standby, joins=group.generation > 0)
+        WithReplayLog.__init__(self, standby=group.has_standby, joins=group.generation > 0)
         self._group, self._number, self.generation = group, number, group.generation
 
     @property
@@ -116,7 +118,7 @@ class RecoveringThread(WithReplayLog, ThreadCommunicator):
 
     @property
     def failed_ranks(self) -> tuple[int, ...]:
-        return tuple(self._group.lost)
+        return tuple(self._group.failed_ranks)
 
     def revoke(self) -> None:
         self._world.revoke()
@@ -138,7 +140,7 @@ def simulate_recovery(
 ) -> list[Result | None]:
     """Run `function(comm)` on ranks that survive each other, a thread each.
 
-    A rank dies by raising `Fails`.
+    A rank dies by raising `SimulatedFailure`.
 
     Returns:
         What it returned on each rank, in the order of their numbers in the world, those in reserve
@@ -146,7 +148,7 @@ def simulate_recovery(
     Raises:
         what a rank has raised that did not die.
     """
-    group = Group(size, spares, timeout_s)
+    group = SimulatedRendezvous(size, spares, timeout_s)
     results: list[Result | None] = [None] * (size + spares)
     errors: list[BaseException] = []
 
@@ -158,9 +160,9 @@ def simulate_recovery(
                     comm.join()
                 results[rank] = function(comm)
                 group.end(rank)
-        except Fails:
+        except SimulatedFailure:
             group.world.revoke()  # so that what it does in the background ends with it
-            rank_ends(lambda: group.die(rank))
+            end_rank_tasks(lambda: group.die(rank))
         except BaseException as error:
             errors.append(error)
             group.world.abort()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from ..job_environment import requested_spares
-from ..liveness.children import end_with_this_process
-from ..liveness.finish import Calls, call_last
+from ..liveness.children import kill_children_with_this_process
+from ..liveness.finish import CollectiveCounter, call_last
 from ..liveness.heartbeat import own
 from ..liveness.watchdog import Watchdog
 from ..mpi.communicator import MpiCommunicator, begin
@@ -27,7 +27,7 @@ def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         return _world.duplicate()
     watched = begin(timeout_s)
     watched.fault_tolerant = True
-    end_with_this_process()
+    kill_children_with_this_process()
     with watched("Communicator.world()"):
         rendezvous = Rendezvous(MPI.COMM_WORLD, requested_spares(), watched)
         own.meet(MPI.COMM_WORLD, timeout_s)
@@ -59,9 +59,9 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
         *,
         cuda_aware: bool = False,
     ) -> None:
-        MpiCommunicator.__init__(self, comm, watched, _calls(rendezvous), cuda_aware=cuda_aware)
+        MpiCommunicator.__init__(self, comm, watched, _counter(rendezvous), cuda_aware=cuda_aware)
         WithReplayLog.__init__(
-            self, reserve=rendezvous.has_standby, joins=rendezvous.generation > 0
+            self, standby=rendezvous.has_standby, joins=rendezvous.generation > 0
         )
         self._rendezvous, self.generation = rendezvous, rendezvous.generation
         self._abandoned: list[MPI.Intracomm] = []  # a message may yet come in
@@ -72,7 +72,7 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
 
     @property
     def failed_ranks(self) -> tuple[int, ...]:
-        return tuple(self._rendezvous.lost)
+        return tuple(self._rendezvous.failed_ranks)
 
     def revoke(self) -> None:
         for member in (self, *self._family):
@@ -86,12 +86,12 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
         assert comm is not None, "who trains goes on to do so"
         self._abandoned.append(self._comm)
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._calls = _calls(self._rendezvous)
-        self._wait = self._watched("", self._calls)
+        self._counter = _counter(self._rendezvous)
+        self._wait = self._watched("", self._counter)
         self._hosts, self.generation = None, self._rendezvous.generation
         self._family.clear()
         self._share_replay_log()
 
 
-def _calls(rendezvous: Rendezvous) -> Calls:
-    return Calls(f"group {rendezvous.generation}", rendezvous.group.ranks)
+def _counter(rendezvous: Rendezvous) -> CollectiveCounter:
+    return CollectiveCounter(f"group {rendezvous.generation}", rendezvous.group.ranks)

@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 from ...errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ...validation import line_of
 from ..job_environment import launched_rank, launched_size, srun_step
-from ..stderr import tell
+from ..stderr import write_stderr
 from .heartbeat import own
 from .rank_process import claim, hydras_socket, is_rank
-from .rank_status import FAILED, LOST, hand_over, sign_off
+from .rank_status import FAILED, LOST, report_end, report_error
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
@@ -78,7 +78,7 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        if hasattr(sys, "ps1") or sys.flags.interactive or not has_others():
+        if hasattr(sys, "ps1") or sys.flags.interactive or not has_other_ranks():
             previous(kind, error, frames)
             return
         end_job(report(error), shared=isinstance(error, SharedError))
@@ -110,23 +110,23 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
 
     Local.
     """
-    sign_off(FAILED)
+    report_end(FAILED)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     try:
         sys.stdout.flush()
     except OSError:
-        leave_stdout()
+        discard_stdout()
     except (ValueError, AttributeError):  # it is closed, or there is none
         pass
-    if has_others():
-        mpi = mpi_that_is_up()
+    if has_other_ranks():
+        mpi = running_mpi()
         if mpi is not None and shared:
             _wait_for_all(mpi)
         time.sleep(GRACE_S)
         if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
             mpi.COMM_WORLD.Abort(code)
-        if not mpi_is_down():
+        if not mpi_is_finalized():
             _tell_hydra(code)
             _tell_slurm()
     raise SystemExit(code)
@@ -146,7 +146,7 @@ def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
 
 def rank_label() -> str:
     """How this rank's messages begin: ``[rank 2] ``, or nothing where there are no ranks."""
-    mpi = mpi_that_is_up()
+    mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
     rank = launched_rank()
@@ -166,18 +166,18 @@ def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
     dead = _failed_rank(error)
     if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or dead is not None:
-        sign_off(LOST)
+        report_end(LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
         frames = frames.tb_next
-    line, shared = user_line(error), isinstance(error, SharedError)
+    line, shared = user_message(error), isinstance(error, SharedError)
     if isinstance(error, KeyboardInterrupt):
         places = traceback.extract_tb(frames)[-1:]
         where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
         print_error("".join(["interrupted", *where]))
         return INTERRUPTED
     if line is not None:
-        print_error(f"{line}{users_line(traceback.extract_tb(frames))}", shared=shared)
+        print_error(f"{line}{user_location(traceback.extract_tb(frames))}", shared=shared)
     elif dead is not None:
         print_error(
             f"parallel-sgd: error: {dead} has died, and the others cannot go on with what needs "
@@ -188,7 +188,7 @@ def report(error: BaseException) -> int:
     return 1
 
 
-def user_line(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """The one line that is all a user needs to know of an error; None where that is a traceback.
 
     Local.
@@ -206,7 +206,7 @@ def user_line(error: BaseException) -> str | None:
     return None
 
 
-def leave_stdout() -> None:
+def discard_stdout() -> None:
     """Nothing more is to be written there as Python exits. Local."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -252,17 +252,17 @@ def print_error(text: str, *, shared: bool = False) -> None:
     Args:
         shared: whether all ranks raise it, because they have agreed to.
     """
-    if not hand_over(text, shared=shared):
+    if not report_error(text, shared=shared):
         print_labelled(text)
 
 
 def print_labelled(text: str) -> None:
     """Write lines to stderr in one piece, each led by the rank: ranks share one terminal."""
     label = rank_label()
-    tell(*(f"{label}{line}" for line in text.splitlines()))
+    write_stderr(*(f"{label}{line}" for line in text.splitlines()))
 
 
-def users_line(stack: traceback.StackSummary) -> str:
+def user_location(stack: traceback.StackSummary) -> str:
     """Where the user's own code stands in a stack, or an error of ours arose: `` (train.py:12)``,
     or nothing.
 
@@ -278,24 +278,24 @@ def users_line(stack: traceback.StackSummary) -> str:
     return ""
 
 
-def has_others() -> bool:
+def has_other_ranks() -> bool:
     """Whether other ranks may be waiting for this process, which is a rank itself."""
     if not is_rank():
         return False
-    mpi = mpi_that_is_up()
+    mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
     return (launched_size() or 1) > 1
 
 
-def mpi_that_is_up() -> Any:
+def running_mpi() -> Any:
     """The module mpi4py.MPI if it is imported, initialized and not finalized; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     ready = mpi is not None and hasattr(mpi, "COMM_WORLD")
     return mpi if ready and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
-def mpi_is_down() -> bool:
+def mpi_is_finalized() -> bool:
     """Whether MPI was up and is finalized: no rank waits for another any more."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and hasattr(mpi, "COMM_WORLD") and bool(mpi.Is_finalized())

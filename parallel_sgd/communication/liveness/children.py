@@ -17,7 +17,7 @@ _begun = False
 _forks: tuple[int, bool] = (0, False)  # the process that forks, and whether its main thread does
 
 
-def end_with_this_process() -> None:
+def kill_children_with_this_process() -> None:
     """From now on kill what this process's main thread forks when this process dies. Local."""
     global _begun
     if not _begun:

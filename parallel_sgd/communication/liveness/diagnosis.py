@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from ..phrases import in_words
-from ..stderr import tell
+from ..stderr import write_stderr
 from . import heartbeat as heartbeat_table
 from . import mail
-from .abort import SCAFFOLD, users_line
+from .abort import SCAFFOLD, user_location
 from .heartbeat import ANSWERING, Heartbeat
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SAME_S = 5.0  #: what ranks ask within so many seconds they ask for the same re
 
 
 @dataclass(frozen=True)
-class Answer:
+class StatusReport:
     """What a rank says of itself, and of the ranks on its host that may not answer.
 
     Attributes:
@@ -76,25 +76,25 @@ class StatusQuery:
         self._finish_protocol, self._rank, self.size, self._wait = finish_protocol, rank, size, wait
         self.timeout_s = 0.0  #: of the latest communicator
         self._shown_s = float("-inf")  # when this rank has last shown, or asked for, stacks
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, StatusReport] = {}
         self._heard: dict[int, float] = {}
         self._sending: list[mail.Sent] = []
 
-    def look(self) -> None:
+    def check_messages(self) -> None:
         """Take in what others answer and ask."""
-        self._finish_protocol.beside(self._take_in)
+        self._finish_protocol.with_comm(self._take_in)
 
     def _take_in(self, comm: MPI.Intracomm) -> None:
         self._sending = [sent for sent in self._sending if not sent[0].Test()]
         for values in mail.received(comm, _ANSWER):
-            answer = Answer(**values)
+            answer = StatusReport(**values)
             self._answers[answer.rank], self._heard[answer.rank] = answer, time.monotonic()
         for asker, name, why in mail.received(comm, _QUESTION):
             if why:
                 self._show(f"rank {asker} {why}")
             self._sending.append(mail.post(comm, vars(self._own(name)), asker, _ANSWER))
 
-    def _own(self, name: str) -> Answer:
+    def _own(self, name: str) -> StatusReport:
         wait, now = self._wait(), time.monotonic()
         if wait is None:
             does = f"{heartbeat_table.RankState.COMPUTES.value}{_place()}"
@@ -102,30 +102,32 @@ class StatusQuery:
             does = f"waits in {wait[0]}, for {now - wait[1]:.0f} s"
         collective_counts = self._finish_protocol.collective_counts(name)
         mates = {line.rank: line.in_words(now) for line in silent(now)}
-        return Answer(self._rank, collective_counts, does, mates)
+        return StatusReport(self._rank, collective_counts, does, mates)
 
     def _show(self, why: str) -> None:
         """Write this rank's stacks, once."""
-        if not self.has_shown:
+        if not self.showing_stacks:
             self._shown_s = time.monotonic()
             print_stacks(self._rank, why)
             self._show_silent()
 
     @property
-    def has_shown(self) -> bool:
+    def showing_stacks(self) -> bool:
         """Whether the stacks are being written just now, at some rank's request."""
         return time.monotonic() - self._shown_s < _SAME_S
 
     def _show_silent(self) -> None:
         """Have those that do not answer show their stacks: the first other rank on their host."""
         now, rank = time.monotonic(), self._rank
-        if any(m.rank < rank and m.conduct(now) in ANSWERING for m in heartbeat_table.own.mates()):
+        if any(
+            m.rank < rank and m.state(now) in ANSWERING for m in heartbeat_table.own.neighbours()
+        ):
             return
         shows = [line.signal(heartbeat_table.SHOW_STACKS) for line in silent(now)]
         if any(shows):  # but one that is stopped does so when it goes on
             time.sleep(heartbeat_table.SHOWN_S)
 
-    def ask_all(self, name: str, why: str) -> dict[int, Answer] | None:
+    def query_all(self, name: str, why: str) -> dict[int, StatusReport] | None:
         """What the other ranks say of themselves, as far as they do so soon; None, after as long,
         where another one asks them just now.
 
@@ -133,11 +135,11 @@ class StatusQuery:
             name: of the calls that this rank waits in; empty: of none.
             why: this rank asks, after "rank 3".
         """
-        if self.has_shown:  # what that one hears it tells
+        if self.showing_stacks:  # what that one hears it tells
             until = time.monotonic() + ANSWERED_S + heartbeat_table.SHOWN_S
             while time.monotonic() < until:
                 time.sleep(0.02)
-                self.look()
+                self.check_messages()
             return None
         self._shown_s = time.monotonic()
         others = set(range(self.size)) - {self._rank}
@@ -146,26 +148,26 @@ class StatusQuery:
         until = time.monotonic() + ANSWERED_S
         while others - self._answers.keys() and time.monotonic() < until:
             time.sleep(0.02)
-            self.look()
+            self.check_messages()
         answers = dict(self._answers)
         self._show_silent()
         return answers
 
     def ask(self, ranks: Iterable[int], name: str = "", why: str = "") -> None:
-        """Ask for answers: see `ask_all`. Where no reason is given, no stacks are shown."""
+        """Ask for answers: see `query_all`. Where no reason is given, no stacks are shown."""
 
         def ask(comm: MPI.Intracomm) -> None:
             for rank in ranks:
                 question = self._rank, name, why
                 self._sending.append(mail.post(comm, question, rank, _QUESTION))
 
-        self._finish_protocol.beside(ask)
+        self._finish_protocol.with_comm(ask)
 
     def heard(self, rank: int) -> float:
         """When a rank has last answered; 0.0: it has not yet."""
         return self._heard.get(rank, 0.0)
 
-    def latest(self, ranks: Iterable[int]) -> dict[int, Answer]:
+    def latest(self, ranks: Iterable[int]) -> dict[int, StatusReport]:
         """The latest answers of those ranks that have given one."""
         return {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
@@ -174,13 +176,13 @@ def silent(now: float) -> list[Heartbeat]:
     """The other ranks of this host that are there, and do not answer."""
     return [
         line
-        for line in heartbeat_table.own.mates()
-        if line.conduct(now) in heartbeat_table.SILENCES
+        for line in heartbeat_table.own.neighbours()
+        if line.state(now) in heartbeat_table.NOT_ANSWERING
     ]
 
 
 def missing_in_words(
-    awaited: Collection[int], answers: dict[int, Answer] | None, collective_counts: int | None
+    awaited: Collection[int], answers: dict[int, StatusReport] | None, collective_counts: int | None
 ) -> list[str]:
     """Why a wait for these ranks has lasted too long, as far as it can be told, in lines.
 
@@ -193,9 +195,9 @@ def missing_in_words(
     if answers is None:
         return []
     now = time.monotonic()
-    seen = {line.rank: line.in_words(now) for line in heartbeat_table.own.mates()}
-    for line in heartbeat_table.own.mates():
-        if line.conduct(now) in ANSWERING:
+    seen = {line.rank: line.in_words(now) for line in heartbeat_table.own.neighbours()}
+    for line in heartbeat_table.own.neighbours():
+        if line.state(now) in ANSWERING:
             seen[line.rank] += ", but does not answer: is its link cut?"
     for answer in answers.values():
         seen |= answer.mates
@@ -220,7 +222,7 @@ def missing_in_words(
 def _place() -> str:
     """Where the main thread is in the user's own code: `` (train.py:12)``, or nothing."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "" if frame is None else users_line(traceback.extract_stack(frame))
+    return "" if frame is None else user_location(traceback.extract_stack(frame))
 
 
 def print_stacks(rank: int, why: str) -> None:
@@ -232,7 +234,7 @@ def print_stacks(rank: int, why: str) -> None:
         if names.get(ident) != "watchdog":
             lines.append(f"thread {names.get(ident, ident)}:")
             lines += stack_lines(traceback.extract_stack(frame))
-    tell(*(f"[rank {rank}] {line}" for line in lines))
+    write_stderr(*(f"[rank {rank}] {line}" for line in lines))
 
 
 def stack_lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:

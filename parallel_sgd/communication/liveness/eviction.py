@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Board, Heartbeat, RankState, own
+from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Heartbeat, HeartbeatTable, RankState, own
 
 _LOOKS_EVERY_S = 1.0
 
@@ -26,7 +26,7 @@ class Unresponsive:
     """
 
     line: Heartbeat
-    conduct: RankState
+    state: RankState
     seconds: float
 
     @property
@@ -34,7 +34,7 @@ class Unresponsive:
         return self.line.rank
 
 
-def unresponsive(heartbeat_table: Board, for_s: float) -> list[Unresponsive]:
+def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unresponsive]:
     """The ranks of this host that have not moved for so long, in their order.
 
     Args:
@@ -46,37 +46,37 @@ def unresponsive(heartbeat_table: Board, for_s: float) -> list[Unresponsive]:
     """
     now, found = time.monotonic(), []
     for line in heartbeat_table.lines():
-        conduct = line.conduct(now)
-        seconds = now - line.since(conduct)
-        if conduct is not RankState.GONE and seconds > for_s:
-            found.append(Unresponsive(line, conduct, seconds))
+        state = line.state(now)
+        seconds = now - line.since(state)
+        if state is not RankState.EXITED and seconds > for_s:
+            found.append(Unresponsive(line, state, seconds))
     return found
 
 
-def evict_unresponsive(heartbeat_table: Board, for_s: float) -> list[int]:
+def evict_unresponsive_ranks(heartbeat_table: HeartbeatTable, for_s: float) -> list[int]:
     """Kill the ranks of this host that others wait for in vain; which those are.
 
     They have been stopped or hold Python's lock for so long, or compute for so long while another
     rank of this host waits as long. Those that are not stopped write their stacks before.
     """
     found = unresponsive(heartbeat_table, for_s)
-    conducts = {RankState.STOPPED, RankState.SILENT}
-    if any(one.conduct is RankState.WAITS for one in found):
-        conducts.add(RankState.COMPUTES)
-    guilty = [one for one in found if one.conduct in conducts]
+    states = {RankState.STOPPED, RankState.SILENT}
+    if any(one.state is RankState.WAITS for one in found):
+        states.add(RankState.COMPUTES)
+    guilty = [one for one in found if one.state in states]
     victims = {one.rank for one in found} - {one.rank for one in guilty}
     first = own.rank == min(victims, default=own.rank)  # all come to this, and one of them asks
-    return kill([one.line for one in guilty], show=first)
+    return evict([one.line for one in guilty], show=first)
 
 
-def kill(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
+def evict(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
     """Kill ranks of this host when they have written their stacks; which those are.
 
     Args:
         show: whether this rank asks them to write; those that are stopped cannot.
     """
     now = time.monotonic()
-    writing = [line for line in lines if line.conduct(now) is not RankState.STOPPED]
+    writing = [line for line in lines if line.state(now) is not RankState.STOPPED]
     if show:
         writing = [line for line in writing if line.signal(SHOW_STACKS)]
     if writing:
@@ -84,7 +84,7 @@ def kill(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
     return [line.rank for line in lines if line.signal(signal.SIGKILL)]
 
 
-class Killing:
+class PeriodicEviction:
     """Kills such ranks now and then, where the others go on without them.
 
     Args:
@@ -96,7 +96,7 @@ class Killing:
     def __init__(self, for_s: float) -> None:
         self._for_s, self._looked_s = for_s, time.monotonic()
 
-    def look(self) -> list[int]:
+    def evict_when_due(self) -> list[int]:
         """To be called at least twice a second; which ranks it has killed."""
         last_s = self._looked_s
         now = time.monotonic()
@@ -104,5 +104,7 @@ class Killing:
             return []
         self._looked_s = now
         return (
-            evict_unresponsive(own.heartbeat_table, self._for_s) if now - last_s < FRESH_S else []
+            evict_unresponsive_ranks(own.heartbeat_table, self._for_s)
+            if now - last_s < FRESH_S
+            else []
         )

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..backoff import Backoff
 from . import mail
-from .abort import mpi_that_is_up
+from .abort import running_mpi
 from .rank_process import is_rank
-from .rank_status import LEFT, limit_the_end, note_all_left, sign_off
+from .rank_status import FINISHED, limit_finalize_time, report_all_finished, report_end
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,7 +42,7 @@ Entered = Mapping[str, int]  #: collectives on a communicator, by its name
 
 
 @dataclass(eq=False, slots=True)
-class Calls:
+class CollectiveCounter:
     """The collectives that this rank has entered on one communicator.
 
     Attributes:
@@ -61,11 +61,11 @@ class Calls:
         """Another one begins."""
         self.collective_counts += 1
 
-    def child(self, ranks: tuple[int, ...], group: int = 0) -> Calls:
+    def child(self, ranks: tuple[int, ...], group: int = 0) -> CollectiveCounter:
         """Those of a communicator that is made from this one, by all of its ranks together."""
         self.made += 1
         ranks = self.ranks if ranks == self.ranks else ranks  # there may be thousands of these
-        return Calls(f"{self.name}/{self.made}.{group}", ranks)
+        return CollectiveCounter(f"{self.name}/{self.made}.{group}", ranks)
 
 
 class FinishProtocol:
@@ -80,7 +80,7 @@ class FinishProtocol:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._rank, self._size = comm, comm.rank, comm.size
         # For good: others may yet wait in a communicator that is closed here, or forgotten.
-        self._calls: dict[str, Calls] = {}
+        self._counters: dict[str, CollectiveCounter] = {}
         self._left: dict[int, Entered] = {}
         self._forwarded: set[int] = set()  # of whom rank 0 has told the rest
         self._forwarded_s = 0.0
@@ -89,24 +89,24 @@ class FinishProtocol:
         self._using = threading.RLock()
         self._over, self.process = False, os.getpid()
         #: Called often with the ranks that this one waits for at its end.
-        self.waits_for: Callable[[Collection[int]], object] = lambda ranks: None
+        self.on_wait: Callable[[Collection[int]], object] = lambda ranks: None
 
-    def know(self, calls: Calls) -> Calls:
+    def register(self, counter: CollectiveCounter) -> CollectiveCounter:
         """Tell of these, too, at the end."""
-        self._calls[calls.name] = calls
-        return calls
+        self._counters[counter.name] = counter
+        return counter
 
     def collective_counts(self, name: str) -> int | None:
         """How many of the calls of that name this rank has entered; None: it knows of none."""
-        return self._calls[name].collective_counts if name in self._calls else None
+        return self._counters[name].collective_counts if name in self._counters else None
 
-    def beside(self, exchange: Callable[[MPI.Intracomm], object]) -> None:
+    def with_comm(self, exchange: Callable[[MPI.Intracomm], object]) -> None:
         """Let messages with other tags be exchanged, unless this rank has come to its end."""
         with self._using:
             if not self._over:
                 exchange(self._comm)
 
-    def look(self) -> None:
+    def check_messages(self) -> None:
         """Take in who has left by now, and pass it on where that is this rank's to do."""
         with self._using:
             if self._over:
@@ -135,13 +135,13 @@ class FinishProtocol:
         """Whether a rank of the world is known to have left."""
         return rank in self._left
 
-    def missing(self, calls: Calls, number: int) -> list[int]:
+    def missing(self, counter: CollectiveCounter, number: int) -> list[int]:
         """The ranks of the world that have left before they entered so many of these calls."""
-        gone = [rank for rank in calls.ranks if self.has_finished(rank)]
-        return [rank for rank in gone if self._left[rank].get(calls.name, 0) < number]
+        gone = [rank for rank in counter.ranks if self.has_finished(rank)]
+        return [rank for rank in gone if self._left[rank].get(counter.name, 0) < number]
 
     @property
-    def is_over(self) -> bool:
+    def all_finished(self) -> bool:
         """Whether all ranks have come to their end."""
         return self._over
 
@@ -154,7 +154,7 @@ class FinishProtocol:
 
         if self._over or os.getpid() != self.process or MPI.Is_finalized():
             return
-        own = {name: calls.collective_counts for name, calls in self._calls.items()}
+        own = {name: counter.collective_counts for name, counter in self._counters.items()}
         with self._using:
             self._left[self._rank] = own
             if self._rank:
@@ -162,8 +162,8 @@ class FinishProtocol:
         backoff = Backoff(time.sleep, first_s=1e-4, growth=2, longest_s=_LONGEST_SLEEP_S)
         while not (len(self._left) == self._size if self._rank == 0 else self._released):
             backoff.pause()
-            self.look()
-            self.waits_for([0] if self._rank else set(range(self._size)) - self._left.keys())
+            self.check_messages()
+            self.on_wait([0] if self._rank else set(range(self._size)) - self._left.keys())
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():
                 self._send(rank, None)
@@ -194,11 +194,11 @@ def call_last(function: Callable[[], object]) -> None:
     _last.append(function)
 
 
-def look() -> None:
+def check_messages() -> None:
     """Take in who has left by now, where this process's ranks tell each other. To be called now
     and then, also where this rank waits for nobody: rank 0 passes it on to the others."""
     if _of_the_world is not None:
-        _of_the_world.look()
+        _of_the_world.check_messages()
 
 
 def _leave() -> None:
@@ -207,11 +207,11 @@ def _leave() -> None:
         return
     if _of_the_world is not None:
         _of_the_world.leave()
-        if _of_the_world.is_over:
-            note_all_left()
+        if _of_the_world.all_finished:
+            report_all_finished()
     for function in _last:
         function()
-    sign_off(LEFT)
+    report_end(FINISHED)
 
 
 @atexit.register  # before any other of this package, so that it is called after them
@@ -220,8 +220,8 @@ def _end() -> None:
     could be called back."""
     _leave()
     if _of_the_world is not None and is_rank():
-        limit_the_end()
-        mpi = mpi_that_is_up()
+        limit_finalize_time()
+        mpi = running_mpi()
         if mpi is not None and _key is not None:
             mpi.COMM_SELF.Delete_attr(_key)
 

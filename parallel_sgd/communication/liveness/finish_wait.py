@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from ..phrases import in_words
 from .abort import end_job, print_labelled
-from .diagnosis import Answer, StatusQuery, missing_in_words
-from .rank_status import LOST, sign_off
+from .diagnosis import StatusQuery, StatusReport, missing_in_words
+from .rank_status import LOST, report_end
 
 _ASKS_S = 0.5  #: at least so long lies between two questions to a rank
 
@@ -33,7 +33,7 @@ class FinishWait:
 
     def __call__(self, ranks: Collection[int]) -> None:
         """To be called often, from the beginning on, with the ranks that are waited for."""
-        self._status_query.look()
+        self._status_query.check_messages()
         now, timeout_s = time.monotonic(), self._status_query.timeout_s
         self._began_s = self._began_s or now
         fallen = []
@@ -56,7 +56,7 @@ class FinishWait:
             self._tell(ranks, self._status_query.latest(ranks))
 
     def _end(self, fallen: Sequence[int]) -> None:
-        sign_off(LOST)
+        report_end(LOST)
         timeout_s = self._status_query.timeout_s
         print_labelled(
             f"parallel_sgd: this rank is at its end, and waits for {in_words(fallen)}, which "
@@ -64,9 +64,9 @@ class FinishWait:
             "ending the job"
         )
         why = f"has waited more than {timeout_s:g} s at its end"
-        self._tell(fallen, self._status_query.ask_all("", why))
+        self._tell(fallen, self._status_query.query_all("", why))
         end_job(1)
 
-    def _tell(self, ranks: Collection[int], answers: dict[int, Answer] | None) -> None:
+    def _tell(self, ranks: Collection[int], answers: dict[int, StatusReport] | None) -> None:
         for line in missing_in_words(ranks, answers, None):
             print_labelled(f"parallel_sgd: {line}")

@@ -64,7 +64,7 @@ _PF_EXITING = 0x4
 class RankState(Enum):
     """What a rank does, as its host sees it."""
 
-    GONE = "is gone"
+    EXITED = "is gone"
     STOPPED = "is stopped, by a signal or a debugger"
     SILENT = "does not answer: it holds Python's lock, or gets no core"
     STARTS = "has not come to Communicator.world()"
@@ -73,7 +73,7 @@ class RankState(Enum):
     COMPUTES = "computes, reads or sleeps"
 
 
-SILENCES = {RankState.STOPPED, RankState.SILENT, RankState.STARTS}
+NOT_ANSWERING = {RankState.STOPPED, RankState.SILENT, RankState.STARTS}
 ANSWERING = {RankState.WAITS, RankState.STANDS_BY, RankState.COMPUTES}
 
 
@@ -100,12 +100,12 @@ class Heartbeat:
     timeout_s: float
     name: str
 
-    def conduct(self, now: float) -> RankState:
+    def state(self, now: float) -> RankState:
         """What it does."""
-        state = _state(self.process, self.birth)
-        if state is None:
-            return RankState.GONE
-        if state in "Tt":
+        process_state = _process_state(self.process, self.birth)
+        if process_state is None:
+            return RankState.EXITED
+        if process_state in "Tt":
             return RankState.STOPPED
         if self.waits_since and not self.timeout_s:  # in MPI_Init, with Python's lock held
             return RankState.WAITS
@@ -119,25 +119,25 @@ class Heartbeat:
 
     def in_words(self, now: float) -> str:
         """Which process it is and what it does, for a message."""
-        conduct = self.conduct(now)
-        words = conduct.value
-        if conduct is RankState.WAITS:
+        state = self.state(now)
+        words = state.value
+        if state is RankState.WAITS:
             words = f"waits in {self.name}"
-        elif conduct is RankState.STANDS_BY:
+        elif state is RankState.STANDS_BY:
             words += f" for {self.name}"
-        if conduct is not RankState.GONE:
-            words += f", for {now - self.since(conduct):.0f} s"
+        if state is not RankState.EXITED:
+            words += f", for {now - self.since(state):.0f} s"
         return f"rank {self.rank} (pid {self.process}) {words}"
 
-    def since(self, conduct: RankState) -> float:
+    def since(self, state: RankState) -> float:
         """From when on it has done that, at the latest."""
-        if conduct is RankState.WAITS:
+        if state is RankState.WAITS:
             return self.waits_since
-        return self.written if conduct in (RankState.STOPPED, RankState.SILENT) else self.moved
+        return self.written if state in (RankState.STOPPED, RankState.SILENT) else self.moved
 
     def signal(self, number: int) -> bool:
         """Send the process a signal, if it still is there; whether it was."""
-        if _state(self.process, self.birth) is None:
+        if _process_state(self.process, self.birth) is None:
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.process, number)
@@ -145,7 +145,7 @@ class Heartbeat:
         return False
 
 
-class Board:
+class HeartbeatTable:
     """A line for each rank of the world, of which those on this host are written.
 
     A line is there twice, and its rank writes the older copy: the other one stays whole, also where
@@ -199,22 +199,22 @@ class Board:
         return found
 
 
-def make_heartbeat_table(path: Path, ranks: int) -> Board:
+def make_heartbeat_table(path: Path, ranks: int) -> HeartbeatTable:
     """A new one, or the one that is there, in a file that nobody else may open."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # an error where there is no room
-        return Board(mmap.mmap(descriptor, ranks * LINE_BYTES))
+        return HeartbeatTable(mmap.mmap(descriptor, ranks * LINE_BYTES))
     finally:
         os.close(descriptor)
 
 
-def open_heartbeat_table(path: Path) -> Board:
+def open_heartbeat_table(path: Path) -> HeartbeatTable:
     """The one that is there. Raises OSError or ValueError where there is none."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return Board(mmap.mmap(descriptor, 0))
+        return HeartbeatTable(mmap.mmap(descriptor, 0))
     finally:
         os.close(descriptor)
 
@@ -223,13 +223,13 @@ class OwnHeartbeat:
     """This process's line, on the board of its host if it has one."""
 
     def __init__(self) -> None:
-        self.heartbeat_table: Board | None = None
+        self.heartbeat_table: HeartbeatTable | None = None
         self.timeout_s = 0.0  #: of this process's latest communicator, once MPI is up
         self._met = False
         self._line: Heartbeat | None = None
         self._process = 0
 
-    def sign_on(self, path: Path, rank: int) -> None:
+    def join_launcher_table(self, path: Path, rank: int) -> None:
         """Be on the launcher's board, where there is one: before MPI is up."""
         with contextlib.suppress(OSError, ValueError):  # there is none: as without a launcher
             self.join(open_heartbeat_table(path), rank)
@@ -256,7 +256,7 @@ class OwnHeartbeat:
         path.unlink(missing_ok=True)
         self.note(time.monotonic(), 0.0, 0.0, "")
 
-    def join(self, heartbeat_table: Board, rank: int) -> None:
+    def join(self, heartbeat_table: HeartbeatTable, rank: int) -> None:
         """Write on a board from now on."""
         if SHOW_STACKS:
             faulthandler.register(SHOW_STACKS, file=2, all_threads=True)
@@ -286,7 +286,7 @@ class OwnHeartbeat:
     def rank(self) -> int | None:
         return None if self._line is None else self._line.rank
 
-    def mates(self) -> list[Heartbeat]:
+    def neighbours(self) -> list[Heartbeat]:
         """The other ranks of this host."""
         lines = [] if self.heartbeat_table is None else self.heartbeat_table.lines()
         return [line for line in lines if line.rank != self.rank]
@@ -294,7 +294,7 @@ class OwnHeartbeat:
     def failed_neighbours(self) -> list[Heartbeat]:
         """Those of them whose process is no more."""
         now = time.monotonic()
-        return [line for line in self.mates() if line.conduct(now) is RankState.GONE]
+        return [line for line in self.neighbours() if line.state(now) is RankState.EXITED]
 
 
 own = OwnHeartbeat()  #: this process's
@@ -313,7 +313,7 @@ def _birth(process: int) -> int:
     return int(stat[19]) if stat else 0
 
 
-def _state(process: int, birth: int) -> str | None:
+def _process_state(process: int, birth: int) -> str | None:
     """The letter of its state; None where it is no more."""
     stat = _stat(process)
     if not stat or int(stat[19]) != birth or stat[0] in "ZX":

@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...validation import line_of, shown
 from ..job_environment import PREEMPT_ON, REQUEUE
 from .abort import print_labelled
-from .rank_status import note_asked
+from .rank_status import report_preemption_request
 
 SIGNALS = {name: getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGTERM")}
 """Those that may be chosen."""
@@ -85,7 +85,7 @@ def _hear_no_more(number: signal.Signals, before: Any) -> None:
         signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
-def asked_to_leave() -> bool:
+def preemption_requested() -> bool:
     """Whether one has come."""
     return bool(_received)
 
@@ -93,7 +93,7 @@ def asked_to_leave() -> bool:
 def _receiver(before: Handler | None) -> Handler:
     def receive(number: int, frame: FrameType | None) -> None:
         _received.append(signal.Signals(number))
-        note_asked()
+        report_preemption_request()
         if before is not None:
             before(number, frame)
 

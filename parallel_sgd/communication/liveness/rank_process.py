@@ -69,15 +69,15 @@ def is_rank() -> bool:
     return _process == os.getpid()
 
 
-def rank_above() -> int | None:
+def parent_rank_process() -> int | None:
     """The process of the rank that has started this one; None where this is no child of a rank."""
     process, _ = _said()
     return None if process == os.getpid() else process
 
 
-def world_above() -> bool:
+def parent_has_world() -> bool:
     """Whether the rank that has started this process had made the world by then."""
-    return rank_above() is not None and _said()[1] == _HAS_WORLD
+    return parent_rank_process() is not None and _said()[1] == _HAS_WORLD
 
 
 def hydras_socket() -> int | None:

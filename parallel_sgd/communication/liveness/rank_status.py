@@ -20,21 +20,21 @@ import time
 from pathlib import Path
 
 from ..job_environment import ERRORS, FOLDER, fault_tolerant, launched_rank
-from ..stderr import tell
+from ..stderr import write_stderr
 from .exit_notifier import ExitNotifier
 from .heartbeat import FILE, own
 from .rank_process import close_in_children, is_rank
 
-PROCESS, ON, GONE, TRAINS = "process", "on", "gone", "trains"
+PROCESS, ON, EXITED, TRAINS = "process", "on", "gone", "trains"
 """Kinds of what a rank tells, and suffixes of its files: the number of its process, and the pipe
 that it holds; that it has signed on; that it has died on another host; that it has made a
 learner."""
 
-ASKED, CHECKPOINT = "asked", "checkpoint"
+PREEMPTION_REQUESTED, CHECKPOINT = "asked", "checkpoint"
 """Of a rank: that it was asked to leave; the newest checkpoint that it knows to be
 written."""
 
-TOGETHER = "together"
+ALL_FINISHED = "together"
 """Of a rank that has seen all others come to their end."""
 
 BEGUN, OVER = "begun", "over"
@@ -45,7 +45,7 @@ ERROR, SHARED_ERROR = "error", "shared"
 """Of an error that the launcher prints, with a number before it: one rank's, or one that all ranks
 have agreed to raise."""
 
-LEFT, FAILED, LOST, PREEMPTED = WORDS = "left", "failed", "lost", "preempted"
+FINISHED, FAILED, LOST, PREEMPTED = END_STATUSES = "left", "failed", "lost", "preempted"
 """Why a rank has ended: its program is at its end; it has said what is wrong; it
 waits in vain for another rank, which is silent or dead; all ranks have saved their state, as they
 were asked to. As files they are empty: a full disk has room for them."""
@@ -60,34 +60,34 @@ _LEAST_S = 60.0
 _signed_on: int | None = None  # this process, and no child of it
 _pipe: int | None = None  # to a launcher on this host
 _errors = 0  # that this rank has handed over
-_word: str | None = None  # of `WORDS`, that this rank has told
+_end_status: str | None = None  # of `END_STATUSES`, that this rank has told
 _exit_notifier: ExitNotifier | None = None  # where one is needed
 
 
-def sign_on() -> None:
+def report_start() -> None:
     """This process is a rank, from now on; not one that a rank has started."""
     global _signed_on, _exit_notifier
     if not is_rank():
         return
     _signed_on = os.getpid()
-    heartbeat_table = place_of(FILE, of_rank=False)
+    heartbeat_table = status_file(FILE, of_rank=False)
     if heartbeat_table is not None:
-        own.sign_on(heartbeat_table, launched_rank() or 0)
-    place = place_of(PROCESS)
+        own.join_launcher_table(heartbeat_table, launched_rank() or 0)
+    place = status_file(PROCESS)
     if place is None:
         return
     try:
-        _hold(place)
+        _open_pipe(place)
     except OSError:  # no launcher on this host: then this rank is not named
-        gone = place_of(GONE)
+        gone = status_file(EXITED)
         if fault_tolerant() and gone is not None:
             _exit_notifier = ExitNotifier(gone)
     else:
-        _tell(PROCESS, str(_signed_on))
-    _tell(ON)
+        _report(PROCESS, str(_signed_on))
+    _report(ON)
 
 
-def _hold(place: Path) -> None:
+def _open_pipe(place: Path) -> None:
     """Open the pipe that is there, until the end of this process."""
     global _pipe
     opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
@@ -99,21 +99,21 @@ def _hold(place: Path) -> None:
     _pipe = pipe
 
 
-def sign_off(why: str) -> None:
+def report_end(why: str) -> None:
     """This rank ends, and has said all that there is to say. Of several reasons the first holds.
     But behind its end, which MPI.Finalize is, a program may yet fail."""
-    global _word
-    fails_at_last = _word == LEFT and why in (FAILED, LOST)
-    if _word is not None and not fails_at_last:
+    global _end_status
+    fails_at_last = _end_status == FINISHED and why in (FAILED, LOST)
+    if _end_status is not None and not fails_at_last:
         return
-    left = place_of(LEFT)
+    left = status_file(FINISHED)
     if fails_at_last and left is not None:
         left.unlink(missing_ok=True)
-    _word = why
-    _tell(why)
+    _end_status = why
+    _report(why)
 
 
-def limit_the_end() -> None:
+def limit_finalize_time() -> None:
     """Have this process end by SIGALRM if it does not end soon: as Python ends, its threads do, and
     nobody watches any more that MPI_Finalize, which waits for all ranks, comes to its end."""
     if threading.current_thread() is threading.main_thread():
@@ -121,41 +121,41 @@ def limit_the_end() -> None:
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
 
 
-def note_training() -> None:
+def report_training() -> None:
     """This rank has made a learner: where ranks survive each other, they do from here on."""
     global _exit_notifier
     if fault_tolerant():
-        _tell(TRAINS)
+        _report(TRAINS)
     if _exit_notifier is not None:
         _exit_notifier.leave()
         _exit_notifier = None
 
 
-def note_asked() -> None:
+def report_preemption_request() -> None:
     """This rank was asked to leave, and may not come to it."""
-    _tell(ASKED)
+    _report(PREEMPTION_REQUESTED)
 
 
-def note_checkpoint(path: Path) -> None:
+def report_checkpoint(path: Path) -> None:
     """A checkpoint is whole and on the disk."""
-    _tell(CHECKPOINT, str(path.resolve()))
+    _report(CHECKPOINT, str(path.resolve()))
 
 
-def note_all_left() -> None:
+def report_all_finished() -> None:
     """All ranks have come to their end, as this one has seen."""
-    _tell(TOGETHER)
+    _report(ALL_FINISHED)
 
 
-def note_work(number: int, what: str) -> None:
+def report_session(number: int, what: str) -> None:
     """A piece of work of all ranks has `BEGUN`, or is `OVER`.
 
     Args:
         number: of it, the same on all ranks. Who ends it may be another rank than has begun it.
     """
-    _tell(f"{number}.{what}")
+    _report(f"{number}.{what}")
 
 
-def hand_over(text: str, *, shared: bool = False) -> bool:
+def report_error(text: str, *, shared: bool = False) -> bool:
     """Leave an error to the launcher, which prints once what several ranks say.
 
     Args:
@@ -176,7 +176,7 @@ def hand_over(text: str, *, shared: bool = False) -> bool:
     return _write(f"{_errors}.{SHARED_ERROR if shared else ERROR}", text)
 
 
-def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
+def status_file(suffix: str, *, of_rank: bool = True) -> Path | None:
     """A file of this rank's, or of all; None where no launcher wants to know of it."""
     folder, rank = os.environ.get(FOLDER), launched_rank()
     if _signed_on != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
@@ -184,18 +184,20 @@ def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
     return Path(folder, f"{rank}.{suffix}" if of_rank else suffix)
 
 
-def _tell(what: str, text: str = "") -> None:
+def _report(what: str, text: str = "") -> None:
     """By the pipe, which needs nothing of a disk; else by a file."""
     if _signed_on != os.getpid() or _write(what, text):
         return
-    place = place_of(what)
+    place = status_file(what)
     if place is None:  # the launcher sees that, too
         return
     try:
         place.write_bytes(os.fsencode(text))
     except OSError as error:
         rank = launched_rank()
-        tell(f"[rank {rank}] parallel_sgd: the launcher could not be told {what!r}: {error}")
+        write_stderr(
+            f"[rank {rank}] parallel_sgd: the launcher could not be told {what!r}: {error}"
+        )
 
 
 def _write(what: str, text: str) -> bool:

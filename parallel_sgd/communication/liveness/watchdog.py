@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 
 from ...errors import RanksLost
 from ..phrases import in_words, waiting_for_finished
-from ..stderr import tell
-from .abort import GRACE_S, users_line
+from ..stderr import write_stderr
+from .abort import GRACE_S, user_location
 from .diagnosis import StatusQuery, missing_in_words, silent, stack_lines
-from .eviction import evict_unresponsive, kill
+from .eviction import evict, evict_unresponsive_ranks
 from .failure import is_rank_failure
-from .finish import ON_ITS_WAY_S, Calls, FinishProtocol, look
+from .finish import ON_ITS_WAY_S, CollectiveCounter, FinishProtocol, check_messages
 from .finish_wait import FinishWait
 from .heartbeat import RankState, own
-from .rank_status import FAILED, LOST, sign_off
+from .rank_status import FAILED, LOST, report_end
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
 #: How often a thread looks after the waits; shorter ones it leaves in peace.
-LOOKS_EVERY_S = 0.5
+CHECK_INTERVAL_S = 0.5
 
 #: The watchdog has not looked for so long: it was stopped with its process, or got no core. That
 #: time counts for no wait: the others may have been stopped as well (as batch systems do it).
@@ -43,11 +43,11 @@ _TOLD_S = 10.0
 _ENDS_S = 5.0
 
 #: When a rank with a problem prints it: the others as a rule come sooner, and print it too.
-TELLS_AFTER_S = 1.0
+REPORT_PROBLEM_AFTER_S = 1.0
 
 
 class Watchdog:
-    """Used as ``with watchdog("alltoall", calls): ...`` around every wait for other ranks, in any
+    """Used as ``with watchdog("alltoall", counter): ...`` around every wait for other ranks, in any
     thread.
 
     A wait ends the job where it lasts longer than `timeout_s`, or, within seconds, where it is for
@@ -81,7 +81,7 @@ class Watchdog:
     def __call__(
         self,
         name: str,
-        calls: Calls | None = None,
+        counter: CollectiveCounter | None = None,
         *,
         peer: int | None = None,
         problem: str | None = None,
@@ -97,11 +97,11 @@ class Watchdog:
         """
         if _thread is None:
             _start()
-        return Wait(self, name, calls, peer, problem)
+        return Wait(self, name, counter, peer, problem)
 
-    def know(self, calls: Calls) -> Calls:
+    def register(self, counter: CollectiveCounter) -> CollectiveCounter:
         """Tell the others at the end, too, how many of these there were. Local."""
-        return self.finish_protocol.know(calls) if self.finish_protocol else calls
+        return self.finish_protocol.register(counter) if self.finish_protocol else counter
 
     def show_stacks(self, peer: int, why: str) -> None:
         """Have all ranks show their stacks, and say what a rank of the world does. Takes a while.
@@ -110,27 +110,27 @@ class Watchdog:
             why: this rank asks, after "rank 3".
         """
         if _status_query is not None and self.finish_protocol is not None:
-            lines = missing_in_words([peer], _status_query.ask_all("", why), None)
-            tell(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
+            lines = missing_in_words([peer], _status_query.query_all("", why), None)
+            write_stderr(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
 
     def has_finished(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left. Local."""
         return self.finish_protocol is not None and self.finish_protocol.has_finished(rank)
 
-    def look_after(self, wait: Wait, now: float) -> None:
+    def check(self, wait: Wait, now: float) -> None:
         """See that one of this watchdog's waits is not in vain, nor too long."""
         if now - wait.since > self.timeout_s and self._goes_on_without_others(wait, now):
             wait.since = now
         elif now - wait.since > self.timeout_s:
             why = message(self.timeout_s, self._rank, wait.name)
             self._end(wait, [why, *self._where(wait)], LOST, partial(self._missed, wait))
-        elif now - wait.since < LOOKS_EVERY_S:
+        elif now - wait.since < CHECK_INTERVAL_S:
             return
         elif gone := self._gone(wait, now):
             why = waiting_for_finished(gone, f"parallel_sgd: this rank waits in {wait.name}")
-            place = users_line(_stack(wait))
+            place = user_location(_stack(wait))
             self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], FAILED)
-        elif now - wait.since > TELLS_AFTER_S:
+        elif now - wait.since > REPORT_PROBLEM_AFTER_S:
             self._tell_problem(wait)
 
     def _goes_on_without_others(self, wait: Wait, now: float) -> bool:
@@ -139,16 +139,16 @@ class Watchdog:
         if not self.fault_tolerant or own.heartbeat_table is None:
             return False
         # What they do is known as of their latest looks, and of their latest but one.
-        for_s = max(self.timeout_s - 2 * LOOKS_EVERY_S, self.timeout_s / 2)
-        killed = evict_unresponsive(own.heartbeat_table, for_s)
+        for_s = max(self.timeout_s - 2 * CHECK_INTERVAL_S, self.timeout_s / 2)
+        killed = evict_unresponsive_ranks(own.heartbeat_table, for_s)
         if killed:
-            tell(
+            write_stderr(
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
-        gone = [line.rank for line in own.mates() if line.conduct(now) is RankState.GONE]
-        if wait.calls is not None:  # else who is waited for may wait for others
-            gone = [rank for rank in gone if rank in wait.calls.ranks]
+        gone = [line.rank for line in own.neighbours() if line.state(now) is RankState.EXITED]
+        if wait.counter is not None:  # else who is waited for may wait for others
+            gone = [rank for rank in gone if rank in wait.counter.ranks]
         told = [self._gone_just_now(rank, now) for rank in gone]
         return bool(killed) or any(told)
 
@@ -156,34 +156,34 @@ class Watchdog:
         """Whether MPI may not have told yet that a rank of the world is gone."""
         return now - self._gone_since.setdefault(rank, now) < _TOLD_S
 
-    def goes_on_without(self, rank: int) -> bool:
+    def continues_without(self, rank: int) -> bool:
         """Whether the others go on without a rank of the world that has let one wait too long for a
         word: it is killed, or has just been. One that waits itself is left to those that look after
         its wait. Local; only on its own host.
         """
         now = time.monotonic()
-        line = next((line for line in own.mates() if line.rank == rank), None)
+        line = next((line for line in own.neighbours() if line.rank == rank), None)
         if not self.fault_tolerant or line is None:
             return False
-        conduct = line.conduct(now)
-        if conduct is RankState.GONE:
+        state = line.state(now)
+        if state is RankState.EXITED:
             return self._gone_just_now(rank, now)
-        if conduct is RankState.WAITS:
+        if state is RankState.WAITS:
             return True
-        if conduct is RankState.STANDS_BY:  # its program has ended, and asks for nothing any more
+        if state is RankState.STANDS_BY:  # its program has ended, and asks for nothing any more
             return False
-        tell(
+        write_stderr(
             f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
             f"{self.timeout_s:g} s: killed, and the others go on"
         )
-        return bool(kill([line], show=True))
+        return bool(evict([line], show=True))
 
     def _gone(self, wait: Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
         if self.finish_protocol is None:
             return []
-        if wait.calls is not None:
-            return self.finish_protocol.missing(wait.calls, wait.calls.collective_counts)
+        if wait.counter is not None:
+            return self.finish_protocol.missing(wait.counter, wait.counter.collective_counts)
         if wait.peer is None or not self.has_finished(wait.peer):
             return []
         since = max(wait.since, self._gone_since.setdefault(wait.peer, now))
@@ -193,14 +193,14 @@ class Watchdog:
         """Print why this rank cannot go on: the others may let it wait for long."""
         problem, wait.problem = wait.problem, None
         if problem is not None:
-            tell(
+            write_stderr(
                 f"[rank {self._rank}] parallel_sgd: {problem}; this rank now waits for the others, "
                 f"to tell them (in {wait.name})"
             )
 
     def _where(self, wait: Wait) -> list[str]:
         """The stack of the thread that waits, in lines."""
-        stack = [] if _status_query and _status_query.has_shown else stack_lines(_stack(wait))
+        stack = [] if _status_query and _status_query.showing_stacks else stack_lines(_stack(wait))
         lines = ["where it waits:", *stack] if stack else []
         return [f"[rank {self._rank}] {line}" for line in lines]
 
@@ -212,16 +212,16 @@ class Watchdog:
         else:
             name, collective_counts = "", None
             awaited: Sequence[int] = range(_status_query.size)
-            if wait.calls is not None:
+            if wait.counter is not None:
                 name, collective_counts, awaited = (
-                    wait.calls.name,
-                    wait.calls.collective_counts,
-                    wait.calls.ranks,
+                    wait.counter.name,
+                    wait.counter.collective_counts,
+                    wait.counter.ranks,
                 )
             elif wait.peer is not None:
                 awaited = (wait.peer,)
             why = f"has waited more than {self.timeout_s:g} s in {wait.name}"
-            answers = _status_query.ask_all(name, why)
+            answers = _status_query.query_all(name, why)
             others = [rank for rank in awaited if rank != self._rank]
             lines = missing_in_words(others, answers, collective_counts)
         return [f"[rank {self._rank}] parallel_sgd: {line}" for line in lines]
@@ -236,15 +236,15 @@ class Watchdog:
         """End the job, with these lines, and more that take a while.
 
         Args:
-            word: for `sign_off`.
+            word: for `report_end`.
         """
         _ending.append(wait)
-        sign_off(word)
+        report_end(word)
         self._tell_problem(wait)
         with contextlib.suppress(RuntimeError):  # Python ends, or there are too many threads
             threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
-        tell(*lines)
-        tell(*more())
+        write_stderr(*lines)
+        write_stderr(*more())
         _waits.discard(wait)  # it is ended once
         time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
         self._abort()
@@ -257,7 +257,7 @@ class Wait:
 
     watchdog: Watchdog
     name: str
-    calls: Calls | None
+    counter: CollectiveCounter | None
     peer: int | None
     problem: str | None
     thread: int = field(init=False)
@@ -297,7 +297,7 @@ def _start() -> None:
 def _watch() -> None:
     looked = time.monotonic()
     while True:
-        time.sleep(LOOKS_EVERY_S)
+        time.sleep(CHECK_INTERVAL_S)
         waits, now = _waits.copy(), time.monotonic()  # one step: no thread comes between
         stood, looked = now - looked, now
         if stood > _STOOD_STILL_S:
@@ -305,11 +305,11 @@ def _watch() -> None:
                 wait.since = min(now, wait.since + stood)
         name, since = _longest() or (_stands_by[0], 0.0)
         own.note(now, _latest[0], since, name)
-        look()
+        check_messages()
         if _status_query is not None:
-            _status_query.look()
+            _status_query.check_messages()
         for wait in waits:
-            wait.watchdog.look_after(wait, now)
+            wait.watchdog.check(wait, now)
 
 
 def _longest() -> tuple[str, float] | None:
@@ -341,7 +341,7 @@ def query_status(finish_protocol: FinishProtocol, world: MPI.Intracomm, timeout_
     global _status_query
     if _status_query is None:
         _status_query = StatusQuery(finish_protocol, world.rank, world.size, _longest)
-        finish_protocol.waits_for = FinishWait(_status_query, world.rank)
+        finish_protocol.on_wait = FinishWait(_status_query, world.rank)
     _status_query.timeout_s = timeout_s
 
 

@@ -24,17 +24,17 @@ from ..job_environment import (
     launched_rank,
     launched_size,
     launcher_name,
-    launcher_starts,
-    send_without_asking,
+    launcher_supports,
+    raise_eager_limit,
 )
 from ..liveness.abort import install_excepthook
-from ..liveness.finish import Calls, finalize_at_exit, finish_protocol
-from ..liveness.heartbeat import own as own_line
+from ..liveness.finish import CollectiveCounter, finalize_at_exit, finish_protocol
+from ..liveness.heartbeat import own as own_heartbeat
 from ..liveness.rank_process import claim_world
 from ..liveness.watchdog import Wait, Watchdog, query_status
 from ..messages import MOST_VALUES, Array, Messages, pieces_of
 from ..world_size import require_whole
-from .init_timeout import ended_if_longer_than
+from .init_timeout import kill_if_longer_than
 from .staging import pinned_like
 
 PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
@@ -53,11 +53,11 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not fault_tolerant()
     with watched("Communicator.world()"):
         own, watched.finish_protocol = world.Dup(), finish_protocol(world) if tells else None
-        own_line.meet(own, timeout_s)
+        own_heartbeat.meet(own, timeout_s)
     if watched.finish_protocol is not None:
         query_status(watched.finish_protocol, world, timeout_s)
-    calls = Calls(str(next(_worlds)), tuple(range(world.size)))
-    return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
+    counter = CollectiveCounter(str(next(_worlds)), tuple(range(world.size)))
+    return MpiCommunicator(own, watched, counter, cuda_aware=cuda_aware)
 
 
 def begin(timeout_s: float) -> Watchdog:
@@ -66,10 +66,10 @@ def begin(timeout_s: float) -> Watchdog:
     claim_world()
     install_excepthook()
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
-    fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
+    fits = (launched_size() or 1) == 1 or launcher is None or launcher_supports(launcher, vendor)
     if fits and not MPI.Is_initialized():
-        send_without_asking()
-        limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
+        raise_eager_limit()
+        limit = kill_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
@@ -95,12 +95,19 @@ class MpiCommunicator(Communicator):
     most_values: ClassVar[int] = MOST_VALUES
 
     def __init__(
-        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+        self,
+        comm: MPI.Intracomm,
+        watched: Watchdog,
+        counter: CollectiveCounter,
+        *,
+        cuda_aware: bool = False,
     ) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
-        self._calls = watched.know(calls)
-        self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
+        self._counter = watched.register(counter)
+        self._wait = watched(
+            "", self._counter
+        )  # one for all collectives, of which one is at a time
         self._family: WeakSet[MpiCommunicator] = WeakSet()  #: all that are made from the same one
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
@@ -202,8 +209,8 @@ class MpiCommunicator(Communicator):
             self._comm.Barrier()
         return made
 
-    def become(self, other: Communicator) -> None:
-        super().become(other)
+    def rebind(self, other: Communicator) -> None:
+        super().rebind(other)
         self._family.add(self)
 
     def close(self) -> None:
@@ -214,16 +221,16 @@ class MpiCommunicator(Communicator):
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
         """Around a collective, which begins."""
-        self._calls.enter()
+        self._counter.enter()
         wait = self._wait
         wait.name, wait.problem = name, self._problem
-        return WholeOrLost(self._comm, wait) if self._watched.fault_tolerant else wait
+        return FailureChecked(self._comm, wait) if self._watched.fault_tolerant else wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
-        calls = self._calls.child(tuple(self.world_ranks[place] for place in places), group)
-        made = MpiCommunicator(comm, self._watched, calls, cuda_aware=self._cuda_aware)
+        counter = self._counter.child(tuple(self.world_ranks[place] for place in places), group)
+        made = MpiCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)
         made.trace, made._family = self.trace, self._family
         self._family.add(made)
         return made
@@ -236,11 +243,11 @@ class MpiCommunicator(Communicator):
     def messages(self) -> Messages:
         from .messages import MpiMessages
 
-        return MpiMessages(self._comm, self._watched, self._calls, cuda_aware=self._cuda_aware)
+        return MpiMessages(self._comm, self._watched, self._counter, cuda_aware=self._cuda_aware)
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
-        return self._calls.ranks
+        return self._counter.ranks
 
     def require_whole(self) -> None:
         require_whole(MPI.COMM_WORLD.size, MPI.get_vendor()[0], trains=True)
@@ -284,7 +291,7 @@ def _end_job_from_another_thread() -> None:
     os._exit(1)
 
 
-class WholeOrLost:
+class FailureChecked:
     """Around a collective of ranks that survive each other: where one of them has died, it has
     failed, whatever MPI says. (Open MPI's have ended well with bytes that nobody had sent.)
 

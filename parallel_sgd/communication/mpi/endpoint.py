@@ -12,7 +12,15 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from ...errors import RanksLost
-from ..endpoint import HEADER_LENGTH, Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
+from ..endpoint import (
+    HEADER_LENGTH,
+    Bytes,
+    Endpoint,
+    Header,
+    OtherLength,
+    Transfer,
+    send_and_receive_tags,
+)
 from ..liveness.failure import is_rank_failure
 from ..liveness.watchdog import Watchdog
 from ..messages import pieces_of
@@ -44,7 +52,7 @@ class MpiEndpoint(Endpoint):
         self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
         self._in_world = {peer: world_ranks[peer] for peer in self.peers}
         self._comm, self.rank = comm, comm.rank
-        self._out, self._in = tags_of(serving)
+        self._out, self._in = send_and_receive_tags(serving)
         self._listening: set[int] = set()
         self._lost = False  # ranks have died
         self._under_way: list[MpiTransfer] = []  # where ranks survive each other
@@ -76,10 +84,10 @@ class MpiEndpoint(Endpoint):
                 arrived.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
-            raise self._meant(error) from error
+            raise self._translated(error) from error
         return arrived
 
-    def _meant(self, error: MPI.Exception) -> Exception:
+    def _translated(self, error: MPI.Exception) -> Exception:
         """What to raise for an error of MPI's."""
         if not (self._watched.fault_tolerant and is_rank_failure(error)):
             return error
@@ -89,7 +97,7 @@ class MpiEndpoint(Endpoint):
     def receive(self, peer: int, body: Bytes) -> Transfer:
         pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
-        return self._begun(MpiTransfer(peer, requests, pieces, self._meant, received=True))
+        return self._begun(MpiTransfer(peer, requests, pieces, self._translated, received=True))
 
     def _begun(self, transfer: MpiTransfer) -> MpiTransfer:
         if self._watched.fault_tolerant:
@@ -97,7 +105,7 @@ class MpiEndpoint(Endpoint):
             self._under_way.append(transfer)
         return transfer
 
-    def body_here(self, peer: int) -> int:
+    def next_body_length(self, peer: int) -> int:
         here = self._next_piece(peer) or 0
         return here if here < PIECE else 0  # there may be more
 
@@ -112,7 +120,7 @@ class MpiEndpoint(Endpoint):
         try:
             here = self._comm.Iprobe(peer, self._in + 1, status)
         except MPI.Exception as error:
-            raise self._meant(error) from error
+            raise self._translated(error) from error
         return status.Get_count(MPI.BYTE) if here else None
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
@@ -120,7 +128,7 @@ class MpiEndpoint(Endpoint):
         pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return self._begun(MpiTransfer(peer, requests, [*pieces, header], self._meant))
+        return self._begun(MpiTransfer(peer, requests, [*pieces, header], self._translated))
 
     def close(self) -> None:
         if self._lost:  # what is left of it has been abandoned, or is to be
@@ -147,13 +155,13 @@ class MpiEndpoint(Endpoint):
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
         return self._watched(name, peer=self._in_world[peer])
 
-    def goes_on_without(self, peer: int) -> bool:
-        return self._watched.goes_on_without(self._in_world[peer])
+    def continues_without(self, peer: int) -> bool:
+        return self._watched.continues_without(self._in_world[peer])
 
     def show_stacks(self, peer: int, why: str) -> None:
         self._watched.show_stacks(self._in_world[peer], why)
 
-    def left(self) -> list[int]:
+    def finished_peers(self) -> list[int]:
         return [peer for peer, rank in self._in_world.items() if self._watched.has_finished(rank)]
 
     def idle(self, seconds: float) -> None:
@@ -193,11 +201,11 @@ class MpiTransfer:
         peer: int,
         requests: Sequence[MPI.Request],
         arrays: Sequence[npt.NDArray[Any]],
-        meant: Callable[[MPI.Exception], Exception],
+        translate: Callable[[MPI.Exception], Exception],
         *,
         received: bool = False,
     ) -> None:
-        self.peer, self._meant, self._received = peer, meant, received
+        self.peer, self._translated, self._received = peer, translate, received
         self.rest = list(zip(requests, arrays, strict=True))
 
     def done(self) -> bool:
@@ -211,7 +219,7 @@ class MpiTransfer:
                 if error.Get_error_class() == MPI.ERR_TRUNCATE:
                     self.rest.pop()
                     raise OtherLength from error
-                raise self._meant(error) from error
+                raise self._translated(error) from error
             self.rest.pop()
             if self._received and status.Get_count(MPI.BYTE) != array.nbytes:
                 raise OtherLength

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from ..liveness import heartbeat as heartbeat_table
 from ..liveness.abort import GRACE_S
 from ..liveness.heartbeat import FILE, own
-from ..liveness.rank_status import LOST, place_of
+from ..liveness.rank_status import LOST, status_file
 from ..liveness.watchdog import message
 
-#: The process of `ended_if_longer_than`: its stdin is closed when the wait is over. Ranks that have
+#: The process of `kill_if_longer_than`: its stdin is closed when the wait is over. Ranks that have
 #: come to the board, and are not in a wait like this, are missing; the first that waits has all of
 #: them show their stacks. It reads the board by that module's file, without the package.
 _GUARD = """
@@ -31,7 +31,7 @@ if not select.select([0], [], [], float(timeout_s))[0]:
             found = importlib.util.spec_from_file_location("board", module)
             board = sys.modules["board"] = importlib.util.module_from_spec(found)
             found.loader.exec_module(board)
-            lines = board.opened_board(pathlib.Path(place)).lines()
+            lines = board.open_heartbeat_table(pathlib.Path(place)).lines()
             late = [line for line in lines if not line.waits_since]
             if late:
                 names = ", ".join(f"{line.rank} (pid {line.process})" for line in late)
@@ -50,7 +50,7 @@ if not select.select([0], [], [], float(timeout_s))[0]:
 
 
 @contextlib.contextmanager
-def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None]:
+def kill_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None]:
     """Kill this process if the body takes too long, even where no thread could: MPI_Init.
 
     mpi4py holds Python's lock throughout MPI_Init, so another process has to watch. A rank that
@@ -58,7 +58,7 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    place, lost = place_of(FILE, of_rank=False), place_of(LOST)
+    place, lost = status_file(FILE, of_rank=False), status_file(LOST)
     facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
     seen = place if place is not None and place.exists() else ""
     guard = subprocess.Popen(

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ...kernels import array_module
-from ..liveness.finish import Calls
+from ..liveness.finish import CollectiveCounter
 from ..liveness.watchdog import Watchdog
 from ..messages import MOST_VALUES, Array, Messages, Then, pieces_of
 from .staging import Direct, Event, Staged, Staging, is_done
@@ -35,10 +35,15 @@ class MpiMessages(Messages):
     most_values: ClassVar[int] = MOST_VALUES
 
     def __init__(
-        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+        self,
+        comm: MPI.Intracomm,
+        watched: Watchdog,
+        counter: CollectiveCounter,
+        *,
+        cuda_aware: bool = False,
     ) -> None:
         self._comm, self._watched, self._cuda_aware = comm, watched, cuda_aware
-        self._calls = calls
+        self._counter = counter
         self._requests: list[MPI.Request] = []
         self._then: list[Then] = []
         self._staging: Staging | None = None  # for CuPy arrays, from the first one on
@@ -93,10 +98,10 @@ class MpiMessages(Messages):
         return len(self._requests) + len(self._waiting)
 
     def enter(self) -> None:
-        self._calls.enter()
+        self._counter.enter()
 
     def watched(self, name: str) -> AbstractContextManager[object]:
-        return self._watched(name, self._calls)
+        return self._watched(name, self._counter)
 
     def _begin(
         self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then

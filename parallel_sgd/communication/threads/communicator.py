@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from ...errors import RanksLost, SharedError, UserError
 from ...validation import integer, kind_of, line_of
-from ..background import rank_ends
+from ..background import end_rank_tasks
 from ..communicator import Closed, Communicator, Counts
 from ..endpoint import Endpoint
 from ..liveness.failure import RankFailed
-from ..liveness.watchdog import TELLS_AFTER_S
+from ..liveness.watchdog import REPORT_PROBLEM_AFTER_S
 from ..messages import Array, Messages
 from ..phrases import different_calls, in_words, waiting_for_finished
 from ..timeouts import TIMEOUT_S, checked_timeout
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
 
 
-class Fails(BaseException):
+class SimulatedFailure(BaseException):
     """Raised in a rank, it ends it as a kill ends a process: without a word to the others. For
     ranks that survive each other."""
 
@@ -51,12 +51,12 @@ class ThreadWorld:
         size: int,
         timeout_s: float = TIMEOUT_S,
         whole: tuple[ThreadWorld, Sequence[int]] | None = None,
-        known_as: Sequence[int] | None = None,
+        world_ranks: Sequence[int] | None = None,
     ) -> None:
         self.size = size
         self.timeout_s = timeout_s
         #: of the whole world
-        self.ranks = tuple(known_as or (range(size) if whole is None else whole[1]))
+        self.ranks = tuple(world_ranks or (range(size) if whole is None else whole[1]))
         self.left: set[int] = set() if whole is None else whole[0].left  #: of those
         self.offers: list[Any] = [None] * size
         self.mailbox = Mailbox(self.ranks, self.left)
@@ -117,7 +117,7 @@ class ThreadWorld:
                 over = self._meetings > number or self._revoked
                 return over or self._aborted or bool(self._missing(number))
 
-            in_time = self._changed.wait_for(decided, min(self.timeout_s, TELLS_AFTER_S))
+            in_time = self._changed.wait_for(decided, min(self.timeout_s, REPORT_PROBLEM_AFTER_S))
             if not in_time and problem:
                 print(
                     f"parallel_sgd: {problem} (on rank {self.ranks[rank]}, which now waits for the "
@@ -298,7 +298,7 @@ class ThreadCommunicator(Communicator):
                 raise SharedError(different)
             result = combine([theirs for _, theirs in world.offers], **options)
             world.meet(self.rank, name, None)
-        except (RankFailed, RanksLost, Fails):
+        except (RankFailed, RanksLost, SimulatedFailure):
             raise
         except BaseException:
             world.abort()
@@ -331,7 +331,9 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
-            rank_ends(partial(world.leave, rank))  # behind what may yet come to where others wait
+            end_rank_tasks(
+                partial(world.leave, rank)
+            )  # behind what may yet come to where others wait
         except BaseException as error:
             errors.append(error)
             world.abort()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 from ...errors import RanksLost, UserError
-from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
+from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
 from ..liveness.failure import RankFailed
 from ..liveness.finish import ON_ITS_WAY_S
 from ..phrases import waiting_for_finished
@@ -53,7 +53,7 @@ class Mailbox:
             queue = self._queues[key]
             return len(queue[0]) if queue else 0
 
-    def left(self, peers: Iterable[int]) -> list[int]:
+    def finished_peers(self, peers: Iterable[int]) -> list[int]:
         """Those of these ranks whose program has ended: of them comes only what is here already."""
         return [peer for peer in peers if self.ranks[peer] in self._left]
 
@@ -103,7 +103,7 @@ class MailboxWaits:
         name, since = self._waits_since
         now = time.monotonic()
         waits = f"rank {self._mailbox.ranks[self.rank]} waits in {name}"
-        gone = self._mailbox.left(peers)
+        gone = self._mailbox.finished_peers(peers)
         if now - since > self.timeout_s:
             raise UserError(f"{waits} for more than timeout_s={self.timeout_s:g} s")
         if gone and self._gone_since is None:
@@ -122,7 +122,7 @@ class ThreadEndpoint(MailboxWaits, Endpoint):
     ) -> None:
         super().__init__(mailbox, rank, timeout_s)
         self.peers = tuple(peers)
-        self._out, self._in = tags_of(serving)
+        self._out, self._in = send_and_receive_tags(serving)
         self._listening = set(self.peers)
         self._awaited: tuple[int, ...] = ()
 
@@ -147,7 +147,7 @@ class ThreadEndpoint(MailboxWaits, Endpoint):
     def receive(self, peer: int, body: Bytes) -> Transfer:
         return _Received(peer, self._mailbox, (peer, self.rank, self._in + 1), body)
 
-    def body_here(self, peer: int) -> int:
+    def next_body_length(self, peer: int) -> int:
         return self._mailbox.length_of_next((peer, self.rank, self._in + 1))
 
     def discard(self, peer: int) -> None:
@@ -160,8 +160,8 @@ class ThreadEndpoint(MailboxWaits, Endpoint):
         self._mailbox.put((self.rank, peer, self._out), header)
         return _Sent(peer)
 
-    def left(self) -> list[int]:
-        return self._mailbox.left(self.peers)
+    def finished_peers(self) -> list[int]:
+        return self._mailbox.finished_peers(self.peers)
 
     def close(self) -> None:
         self._listening.clear()

@@ -237,7 +237,7 @@ class HookState:
             for vector, bucket in zip(vectors, buckets, strict=True)
         )
         same = {"the scaler's scale (float32 bits)": int(np.float32(scale).view(np.uint32))}
-        skipped = self._comm.agree(None, overflows, alike=same) > 0
+        skipped = self._comm.agree(None, overflows, equal=same) > 0
         if not skipped and scale != self._scale:
             self._buckets.scale_residuals(scale / self._scale)
             self._scale = scale

@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from ...array_files import require_safetensors
 from ...communication import Communicator, InBackground, is_rank_failure
 from ...communication.job_environment import job_name
-from ...communication.liveness.rank_status import note_checkpoint
+from ...communication.liveness.rank_status import report_checkpoint
 from ...errors import SharedError, SharedProblem, UserError
 from ...options import values_of
 from ...plain_values import to_json
@@ -304,7 +304,7 @@ class Checkpoints:
             if not any(problem for _, problem in everyone):
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
                 if problem is None:
-                    note_checkpoint(path)
+                    report_checkpoint(path)
             if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
             elif problem is None:

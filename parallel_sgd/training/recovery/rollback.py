@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...communication.stderr import tell
+from ...communication.stderr import write_stderr
 from ...errors import RanksLost
 from ..state.reshard import stripe_sizes
 from ..state.state_tree import put_back, unflatten
@@ -275,7 +275,7 @@ class Rollback(Recovery):
         if world.rank == 0:
             lost = ", ".join(map(str, world.failed_ranks)) or "none"
             residuals = f"; {values} values of residuals are lost" if values else ""
-            tell(
+            write_stderr(
                 f"parallel_sgd: ranks that have died: {lost}; {world.size} go on from "
                 f"{self._learner.samples} samples, and train on {again} again{residuals}"
             )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...communication.stderr import tell
+from ...communication.stderr import write_stderr
 from ...errors import RanksLost, SharedLoss, WaitedInVain
 from ...kernels import array_module, on_host
 from ...parameter_server import Assembled, Holding, WorkerProgress, assemble
@@ -422,7 +422,7 @@ class ServerFailover(Recovery):
         if world.rank == 0:
             lost, group = ", ".join(map(str, world.failed_ranks)) or "none", learner.group
             values = f"; {whole.lost} values of servers come from a worker" if whole.lost else ""
-            tell(
+            write_stderr(
                 f"parallel_sgd: ranks that have died: {lost}; {len(group.workers)} train on, "
                 f"{len(group.servers)} serve{values}"
             )

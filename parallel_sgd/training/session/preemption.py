@@ -14,9 +14,9 @@ from collections.abc import Callable
 from ...communication.job_environment import fault_tolerant
 from ...communication.liveness.abort import print_labelled
 from ...communication.liveness.preemption import (
-    asked_to_leave,
     listen,
     preempt_on,
+    preemption_requested,
     requeue,
     requeues,
 )
@@ -65,7 +65,7 @@ class Preemption:
         self._steps += self._wanted
         if self._steps < self._ask_at:
             return False
-        own = time.perf_counter() - self._since, self._asked or asked_to_leave()
+        own = time.perf_counter() - self._since, self._asked or preemption_requested()
         passed, asked = zip(*self._learner.gathered(own), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
         # No more than twice as many as now: the first steps may have been slow, or quick.

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from ...communication.job_environment import TERMINAL, terminals
+from ...communication.job_environment import TERMINAL, output_is_terminal
 from ...errors import UserError
 
 
 def on_terminal() -> bool:
     """Whether somebody looks at a terminal while this program runs. Local."""
-    return terminals() or os.environ.get(TERMINAL) == "1"
+    return output_is_terminal() or os.environ.get(TERMINAL) == "1"
 
 
 class ProgressBar:

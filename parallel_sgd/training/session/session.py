@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ...communication.liveness.rank_status import BEGUN, OVER, note_work
+from ...communication.liveness.rank_status import BEGUN, OVER, report_session
 from ...errors import SharedError, SharedProblem
 from ..learner import require_learner
 from .loop import TrainingRun
@@ -100,7 +100,7 @@ class TrainingSession(SessionOptions):
             return []
         rows, best, number = None, Snapshot(), next(_sessions)
         if self.learner.comm.rank == 0:
-            note_work(number, BEGUN)
+            report_session(number, BEGUN)
         try:
             while rows is None:  # with those that are left, where ranks have died
                 rows = self.learner.surviving(lambda: self._run(best, preemption))
@@ -115,7 +115,7 @@ class TrainingSession(SessionOptions):
             if self.learner.recovery is not None:
                 self.learner.recovery.keep_nothing()
             if self.learner.comm.rank == 0:  # which may be another one than before
-                note_work(number, OVER)
+                report_session(number, OVER)
         return rows
 
     def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress] | None:
