@@ -144,7 +144,7 @@ class Run:
     bytes_sent: list[int] = field(default_factory=list)
     final: Array = field(default_factory=lambda: np.zeros(0))
 
-    def look_at(self, learner: Learner, total: int) -> None:
+    def record(self, learner: Learner, total: int) -> None:
         self.models.append(learner.parameters.flat.copy())
         with learner.shared_model():
             self.shared.append(learner.parameters.flat.copy())
@@ -189,7 +189,7 @@ def trained(learner: Learner, data: Data, *, announced: bool = True, first: int 
     """Train from minibatch `first` to the end. Collective."""
     run = Run()
     for parts in data[first:]:
-        run.look_at(learner, step(learner, parts, announced=announced))
+        run.record(learner, step(learner, parts, announced=announced))
     return run.finish(learner)
 
 
@@ -221,7 +221,7 @@ def first_of(problems: Iterable[str | None]) -> str | None:
     return next(filter(None, problems), None)
 
 
-def unlike(actual: Run, expected: Run, first: int = 0) -> str | None:
+def first_difference(actual: Run, expected: Run, first: int = 0) -> str | None:
     """Where two runs that must be the same, bit for bit, begin to differ on this rank.
 
     Args:
@@ -249,9 +249,9 @@ def differs_between_ranks(
 ) -> str | None:
     """The first of these vectors that is not the same, bit for bit, on all ranks. Collective."""
     digests = [hashlib.sha256(vector.tobytes()).digest() for vector in vectors]
-    everywhere = comm.allgather_object(digests)
+    gathered = comm.allgather_object(digests)
     for i, name in enumerate(what):
-        if len({theirs[i] for theirs in everywhere}) > 1:
+        if len({remote[i] for remote in gathered}) > 1:
             first = comm.allgather_object(vectors[i])[0]
             return difference(f"{name} beside rank 0's", vectors[i], first)
     return None

@@ -26,12 +26,12 @@ from .cases import (
     data_of,
     difference,
     differs_between_ranks,
+    first_difference,
     first_of,
     miscounted,
     put_gradient,
     step,
     trained,
-    unlike,
 )
 from .registry import check
 
@@ -106,12 +106,12 @@ def nothing(case: Case) -> str | None:
     nobody: list[Array] = [part[:0] for part in data[0]]
     for t, parts in enumerate(data):
         answers.append(step(learner, nobody, announced=t % 2 == 0))
-        between.look_at(learner, step(learner, parts))
+        between.record(learner, step(learner, parts))
     answers.append(step(learner, nobody, announced=False))
     between.finish(learner)
     if any(answers):
         return f"step returned {answers} for minibatches without samples"
-    return unlike(between, run)
+    return first_difference(between, run)
 
 
 @check()
@@ -119,13 +119,13 @@ def repeatable(case: Case) -> str | None:
     """The same run gives the same bits again."""
     run = case.run()
     again = trained(case.learner(replace(case.algorithm)), case.data())
-    return unlike(again, run)
+    return first_difference(again, run)
 
 
 @check()
 def announced(case: Case) -> str | None:
     """It makes no difference whether a source tells the samples of all ranks, or they must ask."""
-    return unlike(case.run(announced=False), case.run(announced=True))
+    return first_difference(case.run(announced=False), case.run(announced=True))
 
 
 @check()
@@ -143,8 +143,8 @@ def rates(case: Case) -> str | None:
     learner, run = case.learner(optimizer=constant), Run()
     for t, parts in enumerate(data):
         learner.local_step.state.lr_factor = FACTOR if t >= FASTER else 1.0
-        run.look_at(learner, step(learner, parts))
-    return unlike(run.finish(learner), scheduled)
+        run.record(learner, step(learner, parts))
+    return first_difference(run.finish(learner), scheduled)
 
 
 @check()
@@ -157,8 +157,8 @@ def observed(case: Case) -> str | None:
             pass
         learner.wait()
         weight_of(learner.state)
-        run.look_at(learner, step(learner, parts))
-    return unlike(run.finish(learner), case.run())
+        run.record(learner, step(learner, parts))
+    return first_difference(run.finish(learner), case.run())
 
 
 @check()
@@ -177,7 +177,7 @@ def resume(case: Case) -> str | None:
         learner = case.learner()
         learner.parameters.flat[...] = np.nan
         restore(learner, unflatten(json.loads(saved[0]), saved[1]))
-        problem = unlike(trained(learner, data, first=first), whole, first)
+        problem = first_difference(trained(learner, data, first=first), whole, first)
         problems.append(problem and f"stopped before step {first}: {problem}")
     return first_of(problems)
 

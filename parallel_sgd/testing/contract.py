@@ -61,9 +61,9 @@ def state(case: Case) -> str | None:
     if not is_dataclass(learner.state):
         return f"init must return a dataclass, not a {name}"
     for parts in case.data():
-        problems.append(_kept(learner))
+        problems.append(_capture_problem(learner))
         step(learner, parts)
-    problems.append(_kept(learner))
+    problems.append(_capture_problem(learner))
     return first_of(problems)
 
 
@@ -114,7 +114,7 @@ def _dataclasses(value: Any) -> Iterator[Any]:
             yield from _dataclasses(getattr(value, option.name))
 
 
-def _kept(learner: Learner) -> str | None:
+def _capture_problem(learner: Learner) -> str | None:
     """What keeps a state from being kept in a checkpoint, now. Local."""
     try:
         capture(learner)

@@ -45,16 +45,16 @@ def errors(case: Case) -> str | None:
     whole = case.run()
     problems = []
     for at, fails, announced, meets in whens:
-        end = _end_of(case, at, fails=fails, announced=announced, meets=meets)
+        failed = _failed_run(case, at, fails=fails, announced=announced, meets=meets)
         name = "fail()" if fails else "a gradient that is not finite"
-        problem = _not_shared(case, end.text, "label 12" if fails else "")
-        problem = problem or _not_whole(case, end, whole, fails=fails)
+        problem = _error_problem(case, failed.text, "label 12" if fails else "")
+        problem = problem or _model_problem(case, failed, whole, fails=fails)
         problems.append(problem and f"{name} in step {at}: {problem}")
     return first_of(problems)
 
 
 @dataclass
-class End:
+class FailedRun:
     """How a run has ended on this rank, in which the last one cannot go on.
 
     Attributes:
@@ -73,41 +73,41 @@ class End:
     shared: Array | None = None
     rule: OptimizerState | None = None
 
-    def comes_to(self, step: int | None) -> None:
+    def record(self, step: int | None) -> None:
         self.step = step
         self.model = self.learner.parameters.flat.copy()
         self.shared = _shared(self.learner)
         self.rule = copy.deepcopy(self.learner.local_step.state)
 
 
-def _end_of(case: Case, at: int, *, fails: bool, announced: bool, meets: bool) -> End:
+def _failed_run(case: Case, at: int, *, fails: bool, announced: bool, meets: bool) -> FailedRun:
     """A run in which the last rank cannot go on at a step.
 
     Args:
         meets: whether the ranks meet after every step, for a collective of the caller's own.
     """
-    end = End(learner := case.learner())
+    failed = FailedRun(learner := case.learner())
     culprit = _is_culprit(case)
     try:
         for t, parts in enumerate(case.data()):
-            end.comes_to(t)
+            failed.record(t)
             if t == at and culprit and fails:
                 learner.fail("label 12")
             if t == at and culprit:
                 parts = [part * np.nan for part in parts]
             step(learner, parts, announced=announced)
             if meets:
-                end.comes_to(None)
+                failed.record(None)
                 learner.meet()
                 case.comm.allgather_object(t)
-        end.comes_to(None)
+        failed.record(None)
         learner.finish()
     except UserError as error:
-        end.text = str(error)
-    return end
+        failed.text = str(error)
+    return failed
 
 
-def _not_shared(case: Case, text: str | None, reason: str) -> str | None:
+def _error_problem(case: Case, text: str | None, reason: str) -> str | None:
     """What is wrong with the ranks' errors. Collective."""
     texts, culprit = case.comm.allgather_object(text), case.comm.size - 1
     if None in texts:
@@ -121,47 +121,49 @@ def _not_shared(case: Case, text: str | None, reason: str) -> str | None:
     return None
 
 
-def _not_whole(case: Case, end: End, whole: Run, *, fails: bool) -> str | None:
+def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) -> str | None:
     """What is wrong with the models that an error has left. Collective.
 
     Args:
         whole: a run without an error, which says what may have been completed before it.
     """
-    learner, where = end.learner, "" if end.step is None else f" in step {end.step}"
+    learner, where = failed.learner, "" if failed.step is None else f" in step {failed.step}"
     x, shared = learner.parameters.flat, _shared(learner)
-    assert end.model is not None and end.shared is not None
+    assert failed.model is not None and failed.shared is not None
     what = f"after the error{where}, the shared model"
     between = differs_between_ranks(case.comm, [what], [shared])
     if not np.isfinite(shared).all():
         return f"{what} is not finite"
     if between:
         return between
-    if end.step is not None and not _among(shared, [end.shared, whole.shared[end.step]]):
-        return difference(f"{what} beside that before", shared, end.shared)
+    if failed.step is not None and not _among(shared, [failed.shared, whole.shared[failed.step]]):
+        return difference(f"{what} beside that before", shared, failed.shared)
     if _is_culprit(case) and not fails:
         return None
     if not np.isfinite(x).all():
         return f"after the error{where}, parameters are not finite"
-    if _among(x, [end.model, shared]):
+    if _among(x, [failed.model, shared]):
         return None
-    if end.step is not None and _among(x, [whole.models[end.step], _stepped(case, end, end.step)]):
+    if failed.step is not None and _among(
+        x, [whole.models[failed.step], _stepped(case, failed, failed.step)]
+    ):
         return None
     return difference(
         f"after the error{where}, parameters are neither the shared model nor this rank's own, "
         "beside which",
         x,
-        end.model,
+        failed.model,
     )
 
 
-def _stepped(case: Case, end: End, t: int) -> Array:
+def _stepped(case: Case, failed: FailedRun, t: int) -> Array:
     """This rank's model after the local step, before the ranks do anything together."""
     alone = case.learner(comm=Communicator.single())
-    assert end.rule is not None
+    assert failed.rule is not None
     parts = case.data()[t]
-    own = parts[case.comm.rank] if end.learner.distributed else np.concatenate(parts)
-    alone.parameters.flat[...] = end.model
-    alone.local_step.state = copy.deepcopy(end.rule)
+    own = parts[case.comm.rank] if failed.learner.distributed else np.concatenate(parts)
+    alone.parameters.flat[...] = failed.model
+    alone.local_step.state = copy.deepcopy(failed.rule)
     put_gradient(alone, own)
     alone.local_step(alone.gradient.flat, len(own))
     stepped: Array = alone.parameters.flat

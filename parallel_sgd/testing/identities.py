@@ -72,13 +72,13 @@ def communication(case: Case) -> str | None:
 
     With few bits, where small changes may vanish for a while: in some of the values.
     """
-    problems = [_counts_everywhere(case, case.exact, case.dtype, 1.0)]
+    problems = [_influence_problem(case, case.exact, case.dtype, 1.0)]
     if case.algorithm != case.exact:
-        problems.append(_counts_everywhere(case, case.algorithm, "float32", SOME))
+        problems.append(_influence_problem(case, case.algorithm, "float32", SOME))
     return first_of(problems)
 
 
-def _counts_everywhere(
+def _influence_problem(
     case: Case, algorithm: Algorithm[Any], dtype: str, least: float
 ) -> str | None:
     """Which rank's data count in less than that fraction of this rank's final model. Collective."""

@@ -197,8 +197,8 @@ def _declared(learner: Learner) -> Array:
         elif rule == "stripe" and isinstance(value, np.ndarray):
             stripes[name] = value
     every = learner.comm.allgather_object((sums, stripes))
-    total: Array = np.sum([theirs for theirs, _ in every], axis=0)
-    buckets = [np.concatenate([theirs[name] for _, theirs in every]) for name in stripes]
+    total: Array = np.sum([remote for remote, _ in every], axis=0)
+    buckets = [np.concatenate([remote[name] for _, remote in every]) for name in stripes]
     if sum(map(len, buckets)) != VALUES:
         buckets = [np.zeros(VALUES)]
     ordered: Array = np.stack([np.concatenate(buckets), np.concatenate(buckets[::-1])])

@@ -51,7 +51,7 @@ def same_state(case: Case) -> str | None:
     learner, problems = case.learner(), []
     for t, parts in enumerate(data):
         step(learner, parts)
-        problems.append(_unlike_first(learner, f"step {t}"))
+        problems.append(_differs_from_rank_0(learner, f"step {t}"))
     return first_of(problems)
 
 
@@ -65,13 +65,13 @@ def resharded(case: Case) -> str | None:
         if t in STOPS:
             kept.append(_saved(learner))
     sent = case.comm.allgather_object([vars(one) for one in kept])
-    everywhere = [[Saved(**one) for one in theirs] for theirs in sent]
+    gathered = [[Saved(**one) for one in remote] for remote in sent]
     if case.comm.rank:  # the other ranks are threads, of this one
         return None
     size = case.comm.size
     for ranks in (size - 1, size + 1):
         for i, stop in enumerate(STOPS if ranks else ()):
-            problem = _problem_on(ranks, case, [theirs[i] for theirs in everywhere], stop)
+            problem = _problem_on(ranks, case, [remote[i] for remote in gathered], stop)
             if problem:
                 return f"stopped after step {stop - 1} and taken up on {ranks} ranks, {problem}"
     return None
@@ -100,8 +100,8 @@ def _problem_on(ranks: int, case: Case, saved: Sequence[Saved], stop: int) -> st
     data = _data_on(ranks, case.comm.size, stop + LATER)[stop:]
 
     def body(comm: Communicator) -> str | None:
-        learner = _taken_up(replace(case, comm=comm), saved)
-        kept = _not_kept(learner, saved)
+        learner = _resumed(replace(case, comm=comm), saved)
+        kept = _reshard_problem(learner, saved)
         run = trained(learner, data)
         names = [f"step {t}, the shared model" for t in range(stop, stop + len(data))]
         names.append("after finish, the model")
@@ -130,7 +130,7 @@ def _data_on(ranks: int, before: int, steps: int) -> Data:
     return [[whole[k::ranks] for k in range(ranks)] for whole in wholes]
 
 
-def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
+def _resumed(case: Case, saved: Sequence[Saved]) -> Learner:
     """A learner that goes on, as `load_checkpoint` makes it. Collective."""
     learner = case.learner()
     tree = reshard(
@@ -146,7 +146,7 @@ def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
     return learner
 
 
-def _not_kept(learner: Learner, saved: Sequence[Saved]) -> str | None:
+def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
     """What other ranks should have taken over, and have not. Collective."""
     own = learner.parameters.flat, weight_of(learner.state)
     models, weights = zip(*learner.comm.allgather_object(own), strict=True)
@@ -173,7 +173,7 @@ def _shared_model(learner: Learner) -> Array:
     return shared
 
 
-def _unlike_first(learner: Learner, when: str) -> str | None:
+def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
     """What this rank has otherwise than rank 0, but declares the same. Collective."""
     learner.wait()
     own = _declared_same(learner.local_step.state, "optimizer")

@@ -62,7 +62,7 @@ def in_use(folder):
         Path(folder).mkdir()
         file = os.open(Path(folder, folder_lock.LOCK), os.O_RDWR | os.O_CREAT)
         assert folder_lock._is_locked(file)
-        folder_lock._tell(file)
+        folder_lock._write_holder(file)
     comm.barrier()
 
 

@@ -157,7 +157,7 @@ REASONS = {
     "torch/process_group.py: _tried: recv": "the connection has a timeout",
     "training/learner.py: Learner.finish: wait": "see InBackground.wait",
     "training/learner_setup.py: LearnerSetup.abandon: wait": "likewise",
-    "training/checkpoint/folder_lock.py: FolderLock._taken: while": "it has a deadline in its body",
+    "training/checkpoint/folder_lock.py: FolderLock._acquire: while": "has a deadline in its body",
     "training/checkpoint/folder_lock.py: _is_locked: lockf": "LOCK_NB",
 }
 

@@ -31,7 +31,7 @@ def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArra
     Raises:
         UserError: naming the field that does not fit.
     """
-    alike = _Alike(arrays, learner.parameters.flat.size)
+    alike = _Comparison(arrays, learner.parameters.flat.size)
     x = learner.parameters.flat
     names = saved["parameters"]
     shape = arrays[names[0]].shape if _names_array(names) and names[0] in arrays else None
@@ -81,7 +81,7 @@ def _require_counts(live: Any, saved: Tree, where: str) -> None:
             raise UserError(f"{name}={shown(value)} must be a finite number, at least {least}")
 
 
-class _Alike:
+class _Comparison:
     """Walks through a live state and a saved one side by side."""
 
     def __init__(self, arrays: Mapping[str, StoredArray], size: int) -> None:
@@ -111,11 +111,11 @@ class _Alike:
         if not isinstance(saved, dict):
             had = "nothing" if saved is None else "something else"
             raise UserError(f"has {had} for {where}, unlike these options")
-        own = {field.name: field for field in state_fields(live)}
-        for name in sorted(own.keys() ^ saved.keys()):
-            has = "lacks" if name in own else "has"
+        live_fields = {field.name: field for field in state_fields(live)}
+        for name in sorted(live_fields.keys() ^ saved.keys()):
+            has = "lacks" if name in live_fields else "has"
             raise UserError(f"{has} {where}.{name}, unlike this program's {type(live).__name__}")
-        for name, field in own.items():
+        for name, field in live_fields.items():
             text = field.type if isinstance(field.type, str) else "Any"
             rule = field.metadata.get("across")
             value = {} if field.metadata.get("open") else getattr(live, name)

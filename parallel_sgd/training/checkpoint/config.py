@@ -58,7 +58,7 @@ class CheckpointConfig:
     @property
     def facts(self) -> tuple[object, ...]:
         """What must be the same on all ranks, beside the folder. Ranks may call the folder by
-        different names of the same place: see `difference_of`. Local."""
+        different names of the same place: see `folder_difference`. Local."""
         return (self.every, self.every_s, self.keep, self.resume)
 
     @property
@@ -83,9 +83,9 @@ class SharedClock:
 
     def __init__(self, seconds: float, gathered: Callable[[float], list[float]]) -> None:
         self._seconds, self._gathered = seconds, gathered
-        self._start_anew()
+        self._restart()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._since, self._steps, self._ask_at = time.perf_counter(), 0, 1
 
     def stepped(self) -> bool:
@@ -95,7 +95,7 @@ class SharedClock:
             return False
         passed = max(self._gathered(time.perf_counter() - self._since))
         if passed >= self._seconds:
-            self._start_anew()
+            self._restart()
             return True
         left = (self._seconds - passed) * self._steps / max(passed, 1e-9)
         self._ask_at = self._steps + max(1, int(min(left / 2, 1e9)))

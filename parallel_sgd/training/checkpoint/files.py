@@ -92,7 +92,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
     if not there:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}")
-    with _as_damage(path, MANIFEST):
+    with _errors_as_damage(path, MANIFEST):
         data = content_of(MANIFEST, path / MANIFEST)
     body, field, _ = data.rpartition(CHECKSUM_FIELD.encode())
     body += field
@@ -100,7 +100,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(
             f"checkpoint {str(path)!r} is damaged: {MANIFEST} does not match its checksum"
         )
-    with _as_damage(path, MANIFEST):
+    with _errors_as_damage(path, MANIFEST):
         manifest: dict[str, Any] = parsed(data)
         version = manifest.get("format") if isinstance(manifest, dict) else None
         if version is None:
@@ -111,13 +111,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{shown(manifest.get('parallel_sgd'))}; this version reads formats "
             f"{' and '.join(map(str, READABLE))}"
         )
-    with _as_damage(path, MANIFEST):
+    with _errors_as_damage(path, MANIFEST):
         check_manifest(manifest)
     return manifest
 
 
 @contextmanager
-def _as_damage(path: Path, name: str) -> Iterator[None]:
+def _errors_as_damage(path: Path, name: str) -> Iterator[None]:
     """What is wrong in one file of a checkpoint."""
     try:
         yield
@@ -145,7 +145,7 @@ class Reader:
         self._verify(name)
         with self._reading(name):
             data = content_of(name, self.path / name)
-        with _as_damage(self.path, name):
+        with _errors_as_damage(self.path, name):
             numbers: dict[str, Any] = parsed(data)
             check_numbers(numbers)
         try:
@@ -166,7 +166,7 @@ class Reader:
             tensors = self._tensors[rank]
             return {name: ArrayInFile(tensors, name) for name in tensors.keys()}  # noqa: SIM118
 
-    def verify_others(self) -> None:
+    def verify_shared(self) -> None:
         """Raise Damaged where a file that is no rank's is not as it was written."""
         for name in self.files:
             if not name.startswith("rank-"):
@@ -203,7 +203,7 @@ def require_whole(path: Path) -> None:
     for rank in range(manifest["ranks"]):
         reader.numbers(rank)
         reader.verify(rank)
-    reader.verify_others()
+    reader.verify_shared()
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -254,16 +254,16 @@ def part_of(path: Path) -> Path:
 def remove(path: Path) -> None:
     """Remove a checkpoint, so that no moment shows a part of it under its name."""
     number = 0
-    while os.path.lexists(gone := path.with_name(f"{path.name}.{number}.part")):
+    while os.path.lexists(renamed := path.with_name(f"{path.name}.{number}.part")):
         number += 1
-    os.rename(path, gone)
-    remove_tree(gone)
+    os.rename(path, renamed)
+    remove_tree(renamed)
 
 
 def set_aside_after(path: Path) -> None:
     """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
     own = sort_key(path.name)
-    for later in [one for one in checkpoints_in(path.parent) if sort_key(one.name) > own]:
+    for later in [saved for saved in checkpoints_in(path.parent) if sort_key(saved.name) > own]:
         number = 0
         while os.path.lexists(aside := later.with_name(f"{later.name}.aside{number or ''}")):
             number += 1

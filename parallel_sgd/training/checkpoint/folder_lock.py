@@ -8,7 +8,7 @@ closes what it has inherited. Where the file system knows no locks, nobody is ke
 
 A process frees the lock, and removes the file, when the last of its holds is given back. An object
 that writes has one until it is closed or collected, or the program's exit handlers run. A write in
-the background has one of its own (`FolderLock.again`) until its end, whatever comes before.
+the background has one of its own (`FolderLock.hold_again`) until its end, whatever comes before.
 Everything here is local.
 """
 
@@ -38,7 +38,7 @@ LOCK = ".lock"
 #: A process that is being ended frees its lock within so long.
 _FREED_S = 3.0
 
-_LOOKS_EVERY_S = 0.05
+_RETRY_S = 0.05
 
 #: What a file system says that has no locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -60,7 +60,7 @@ class _Held:
 
 
 _held: dict[Path, _Held] = {}  #: of this process, by folder
-_noting = threading.RLock()  # an object may go while its thread has it
+_registry_lock = threading.RLock()  # an object may go while its thread has it
 
 
 class FolderLock:
@@ -91,16 +91,16 @@ class FolderLock:
                 on another host of this start, where ranks survive each other: of a job that has
                 one writer that host is lost.
         """
-        if self._own() or not (make or self._folder.is_dir()):
+        if self._current() or not (make or self._folder.is_dir()):
             return
         with writing(self._name, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             place = self._folder.resolve()
-            with _noting:
+            with _registry_lock:
                 held = _held.get(place)
                 if held is None:
                     try:
-                        held = _held[place] = _Held(place, self._taken(place / LOCK))
+                        held = _held[place] = _Held(place, self._acquire(place / LOCK))
                     except OSError as error:
                         if writes or error.errno not in _NOT_HERE:
                             raise
@@ -109,13 +109,13 @@ class FolderLock:
                 self._held = held
                 _until_exit.add(self)
 
-    def again(self) -> FolderLock:
+    def hold_again(self) -> FolderLock:
         """Hold it once more, for a write in the background, which the program waits for at its end:
         the exit handlers do not release what is returned. Holds nothing where this object does not.
         """
         other = FolderLock(self._name, self._folder)
-        with _noting:
-            if held := self._own():
+        with _registry_lock:
+            if held := self._current():
                 held.holds += 1
                 other._held = held
         return other
@@ -124,8 +124,8 @@ class FolderLock:
         """Give it back; nothing, where this object does not have it."""
         if self._held is None:
             return
-        with _noting:
-            held, self._held = self._own(), None
+        with _registry_lock:
+            held, self._held = self._current(), None
             if held is None:
                 return
             held.holds -= 1
@@ -133,13 +133,13 @@ class FolderLock:
                 return
             del _held[held.place]
             with suppress(OSError):  # the folder is gone, or must not be written to any more
-                if _is_still(held.place / LOCK, held.descriptor):
+                if _still_names(held.place / LOCK, held.descriptor):
                     (held.place / LOCK).unlink()
             os.close(held.descriptor)
 
     __del__ = release
 
-    def _own(self) -> _Held | None:
+    def _current(self) -> _Held | None:
         """The lock, if this object has it: a child that was forked has none of its parent's."""
         held = self._held
         return held if held is not None and _held.get(held.place) is held else None
@@ -151,7 +151,7 @@ class FolderLock:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _taken(self, path: Path) -> int:
+    def _acquire(self, path: Path) -> int:
         """The descriptor of the file that is locked."""
         deadline = time.monotonic() + _FREED_S
         while True:
@@ -160,19 +160,19 @@ class FolderLock:
             try:
                 if not _is_locked(descriptor):
                     if time.monotonic() > deadline:
-                        holder = _told(descriptor)
-                        if not (_was_this_job(holder) or _is_lost(holder)):
+                        holder = _read_holder(descriptor)
+                        if not (_is_of_earlier_start(holder) or _is_of_lost_host(holder)):
                             raise UserError(self._in_use(path, holder))
-                        if _is_still(path, descriptor):  # and not yet removed by another rank
+                        if _still_names(path, descriptor):  # and not yet removed by another rank
                             path.unlink(missing_ok=True)  # a lost host may hold it for ever
-                elif _is_still(path, descriptor):
+                elif _still_names(path, descriptor):
                     kept, descriptor = descriptor, -1
-                    _tell(kept)
+                    _write_holder(kept)
                     return kept
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_RETRY_S)
 
     def _in_use(self, path: Path, holder: dict[str, Any]) -> str:
         who = f"process {holder.get('process', '?')} on host {holder.get('host', '?')}"
@@ -199,14 +199,14 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def _still_names(path: Path, descriptor: int) -> bool:
     """Whether a file has this name: who had it may have removed it meanwhile."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
 
 
-def _tell(descriptor: int) -> None:
+def _write_holder(descriptor: int) -> None:
     """Write who holds a lock."""
     facts = {
         "host": socket.gethostname(),
@@ -221,7 +221,7 @@ def _tell(descriptor: int) -> None:
         os.pwrite(descriptor, json.dumps(facts).encode(), 0)
 
 
-def _told(descriptor: int) -> dict[str, Any]:
+def _read_holder(descriptor: int) -> dict[str, Any]:
     """What the holder of a lock has written; nothing where it is about to."""
     try:
         facts = json.loads(os.pread(descriptor, 4096, 0))
@@ -230,13 +230,13 @@ def _told(descriptor: int) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _was_this_job(holder: dict[str, Any]) -> bool:
+def _is_of_earlier_start(holder: dict[str, Any]) -> bool:
     """Whether a lock is of an earlier start of this job: its launcher has seen to its end."""
     job, start = job_name(), holder.get("restart")
     return job is not None and holder.get("job") == job and start in range(restarts())
 
 
-def _is_lost(holder: dict[str, Any]) -> bool:
+def _is_of_lost_host(holder: dict[str, Any]) -> bool:
     """Whether a lock is of a rank whose place this one has taken, as the job's writer, and whose
     host is lost: on this host the kernel would have freed it."""
     launch, host = os.environ.get(FOLDER), holder.get("host")
@@ -250,17 +250,17 @@ _until_exit: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 @atexit.register
 def _release_all() -> None:
     """Before the program waits for what it writes in the background: that may end the process."""
-    with _noting:
+    with _registry_lock:
         for lock in [*_until_exit]:
             lock.release()
 
 
-def _hold_nothing() -> None:
-    global _noting
-    _noting = threading.RLock()  # another thread may have had it
+def _reset_in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.RLock()  # another thread may have had it
     for held in _held.values():
         os.close(held.descriptor)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_hold_nothing)
+os.register_at_fork(after_in_child=_reset_in_child)

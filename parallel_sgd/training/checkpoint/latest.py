@@ -31,7 +31,7 @@ def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
 
     Cost: after a restart reads a checkpoint of all ranks once.
     """
-    own, given = _own(Path(config.folder)), config.to_resume
+    own, given = _newest_of_this_job(Path(config.folder)), config.to_resume
     if own is not None or given is None or not restarts() or not given.is_dir():
         return own or given
     if NAME.fullmatch(given.name):  # one checkpoint
@@ -88,14 +88,14 @@ def _newest(folder: Path) -> Path | None:
 def _newest_in(folder: Path) -> Path | None:
     if not restarts():
         return next(reversed(checkpoints_in(folder)), None)
-    path = _own(folder) or newest_whole(folder)
+    path = _newest_of_this_job(folder) or newest_whole(folder)
     if path is not None:
         with writing("folder", folder):
             set_aside_after(path)
     return path
 
 
-def _own(folder: Path) -> Path | None:
+def _newest_of_this_job(folder: Path) -> Path | None:
     """The newest whole checkpoint of this job, if it was started again; says so."""
     number = restarts()
     if not number:

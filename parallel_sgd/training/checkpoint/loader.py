@@ -21,7 +21,7 @@ from ..state.state_tree import Tree, restore, room_for, unflatten
 from . import files
 from .compatibility import require_equal, require_possible
 from .files import Damaged, Reader
-from .saver import described, wait_for_writing
+from .saver import compatibility_facts, wait_for_pending_writes
 
 FREE = {"lr", "lr_per_sample", "hyperparameters"}
 """Options of the optimizer that may be others when training goes on. (The last are PyTorch's: a
@@ -104,9 +104,9 @@ def load_checkpoint(
         with learner.consistency.during(LOAD, learner.comm):
             learner.group.meet()  # a rank that has failed would be waited for below
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
-    comm.raise_together(wait_for_writing(folder))
-    at, manifest, single = _from_first(comm, lambda: _open(folder))
-    comm.raise_together(_difference(at, manifest, described(learner, given)))
+    comm.raise_together(wait_for_pending_writes(folder))
+    at, manifest, single = _from_rank_0(comm, lambda: _open(folder))
+    comm.raise_together(_difference(at, manifest, compatibility_facts(learner, given)))
     if learner.serves:  # its workers bring what it is to hold
         return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
     sizes = comm.allgather_object(stripe_sizes(learner))
@@ -114,14 +114,14 @@ def load_checkpoint(
     try:
         reader = Reader(at, manifest)
         if comm.rank == 0:
-            reader.verify_others()
+            reader.verify_shared()
             for component in learner.runner.external:
                 component.check_files(str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
     if any(comm.allgather_object(damaged)) and not single:
-        hint = _from_first(comm, lambda: _earlier(at))
+        hint = _from_rank_0(comm, lambda: _earlier_hint(at))
         problem = problem and problem + hint
     comm.raise_together(problem)
     assert read is not None
@@ -135,7 +135,7 @@ def load_checkpoint(
         for component in learner.runner.external:
             component.read(folder_of_all)
 
-    _from_first(comm, read_external)
+    _from_rank_0(comm, read_external)
     learner.bytes_sent = sent
     learner.skipped.loaded(learner.samples)
     if learner.recovery is not None:
@@ -189,10 +189,10 @@ def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
     try:
         return checkpoints[-1], files.read_manifest(checkpoints[-1]), False
     except Damaged as error:
-        raise UserError(f"{error}{_earlier(checkpoints[-1])}") from error
+        raise UserError(f"{error}{_earlier_hint(checkpoints[-1])}") from error
 
 
-def _earlier(damaged: Path) -> str:
+def _earlier_hint(damaged: Path) -> str:
     """What to say of the newest whole checkpoint before a damaged one."""
     checkpoints = files.checkpoints_in(damaged.parent)
     for path in reversed(checkpoints[: checkpoints.index(damaged)]):
@@ -279,7 +279,7 @@ def _first_difference(saved: Any, own: Any) -> str:
     return "its parameters were in another order"
 
 
-def _from_first(comm: Communicator, work: Callable[[], Result]) -> Result:
+def _from_rank_0(comm: Communicator, work: Callable[[], Result]) -> Result:
     """What `work` returns on rank 0, on all ranks; its error is everybody's."""
     result, problem = None, None
     if comm.rank == 0:

@@ -27,9 +27,9 @@ from ..state.state_tree import HostArray, HostCopies, capture, flatten
 from . import files
 from .folder_lock import FolderLock
 
-_written_now: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
+_pending_writes: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
 """What ranks of this process write in the background, by folder, until somebody has been told."""
-_noting = threading.Lock()
+_pending_lock = threading.Lock()
 
 
 class Checkpoints:
@@ -145,10 +145,10 @@ class Checkpoints:
         background_comm = self._communicator(learner) if background else None
         comm = background_comm or learner.comm
         if comm.rank == 0:
-            _, problem = self._attempt(self._take_folder)
-        lock = self._lock.again()
+            _, problem = self._attempt(self._lock_folder)
+        lock = self._lock.hold_again()
 
-        def elsewhere(folder: Path) -> files.Facts:
+        def write_external(folder: Path) -> files.Facts:
             written: files.Facts = {}
             for component in learner.runner.external:
                 written |= component.write(str(folder.resolve()))
@@ -156,7 +156,7 @@ class Checkpoints:
 
         def write() -> Path:
             try:
-                return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
+                return self._write(comm, problem, arrays, numbers, manifest, write_external)
             finally:
                 lock.release()
 
@@ -164,7 +164,7 @@ class Checkpoints:
             self._written = write()
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
-            _note(self.folder, self._writing)
+            _add_pending(self.folder, self._writing)
             learner.beside(self._writing)
 
     def hold(self) -> None:
@@ -188,7 +188,7 @@ class Checkpoints:
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            _forget(writing)
+            _remove_pending(writing)
             if not is_rank_failure(
                 writing.error()
             ):  # a rank has died: the one before is the newest
@@ -267,7 +267,7 @@ class Checkpoints:
             "samples": learner.samples,
             "metric": metric,
             **({"job": job} if (job := job_name()) else {}),
-            **described(learner, self.facts),
+            **compatibility_facts(learner, self.facts),
         }
 
     def _write(
@@ -277,16 +277,16 @@ class Checkpoints:
         arrays: Mapping[str, HostArray],
         numbers: Mapping[str, Any],
         manifest: dict[str, Any],
-        elsewhere: Callable[[Path], files.Facts],
+        write_external: Callable[[Path], files.Facts],
     ) -> Path:
         """Write, on all ranks, the state tree, unless one has a problem. Collective on `comm`."""
         path = None
         if comm.rank == 0 and problem is None:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
-        begun = comm.allgather_object((path, problem, places_of(self.folder)))
+        begun = comm.allgather_object((path, problem, paths_of(self.folder)))
         path = cast(Path, begun[0][0])
         part = path and files.part_of(path)
-        problem = problem or difference_of([places for *_, places in begun], comm)
+        problem = problem or folder_difference([places for *_, places in begun], comm)
         if problem or any(problem for _, problem, _ in begun):
             if comm.rank == 0 and part:
                 shutil.rmtree(part, ignore_errors=True)
@@ -296,12 +296,12 @@ class Checkpoints:
             rank = comm.world_ranks[comm.rank]
             problem += f" (rank {rank} on {comm.host}: do all ranks share this folder?)"
         if comm.rank == 0 and not problem:
-            more, problem = self._attempt(lambda: elsewhere(part))
+            more, problem = self._attempt(lambda: write_external(part))
             written = {**written, **(more or {})}
-        everyone = comm.allgather_object((written or {}, problem))
+        gathered = comm.allgather_object((written or {}, problem))
         if comm.rank == 0:
-            manifest["files"] = {k: v for theirs, _ in everyone for k, v in theirs.items()}
-            if not any(problem for _, problem in everyone):
+            manifest["files"] = {k: v for remote, _ in gathered for k, v in remote.items()}
+            if not any(problem for _, problem in gathered):
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
                 if problem is None:
                     report_checkpoint(path)
@@ -309,16 +309,16 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
             elif problem is None:
                 what = "older checkpoints could not be removed from"
-                _, problem = self._attempt(lambda: self._remove_others(path), what)
+                _, problem = self._attempt(lambda: self._remove_old(path), what)
         comm.raise_together(problem)
         return path
 
-    def _take_folder(self) -> None:
+    def _lock_folder(self) -> None:
         """Make the folder, and keep other processes from writing to it. For one rank."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.hold()
 
-    def _remove_others(self, path: Path) -> None:
+    def _remove_old(self, path: Path) -> None:
         """Of the checkpoints in the folder keep the latest, the best, and this new one; and of
         those of this job, too, which may be started again by itself."""
         whole, own, job = {}, set(), job_name()
@@ -332,7 +332,7 @@ class Checkpoints:
                 own.add(saved)
         samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
         again = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
-        replaced = {saved for saved in again if not _better(whole[saved], whole[path])}
+        replaced = {saved for saved in again if not _is_better(whole[saved], whole[path])}
         left, kept = [saved for saved in whole if saved not in replaced], {path}
         for some in (left, [saved for saved in left if saved in own]):
             rated = [saved for saved in some if whole[saved] is not None]
@@ -351,21 +351,21 @@ class Checkpoints:
             return None, f"{otherwise} {str(self.folder)!r}: {line_of(error)}"
 
 
-def _note(folder: Path, writing: InBackground[Path]) -> None:
-    with _noting:
-        known = _written_now[folder.resolve()]
+def _add_pending(folder: Path, writing: InBackground[Path]) -> None:
+    with _pending_lock:
+        known = _pending_writes[folder.resolve()]
         known[:] = [other for other in known if not other.done or other.failed] + [writing]
 
 
-def _forget(writing: InBackground[Path]) -> None:
-    with _noting:
-        for folder, known in list(_written_now.items()):
+def _remove_pending(writing: InBackground[Path]) -> None:
+    with _pending_lock:
+        for folder, known in list(_pending_writes.items()):
             known[:] = [other for other in known if other is not writing]
             if not known:
-                del _written_now[folder]
+                del _pending_writes[folder]
 
 
-def wait_for_writing(path: Path) -> SharedProblem | None:
+def wait_for_pending_writes(path: Path) -> SharedProblem | None:
     """Until nothing that this process writes concerns a path: that of a checkpoint, of a folder of
     them, or of a run. Local.
 
@@ -375,15 +375,15 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
         what is not the user's to mend.
     """
     here = path.resolve()
-    with _noting:
+    with _pending_lock:
         folders = (here, here.parent, here / files.CHECKPOINTS)
-        concerned = [writing for folder in folders for writing in _written_now.get(folder, ())]
+        concerned = [writing for folder in folders for writing in _pending_writes.get(folder, ())]
     problems: dict[str, None] = {}
     for writing in concerned:
-        told = writing.done and not writing.failed
+        reported = writing.done and not writing.failed
         error = writing.error()
-        _forget(writing)
-        if told:
+        _remove_pending(writing)
+        if reported:
             continue
         if isinstance(error, UserError):
             problems[str(error)] = None
@@ -392,7 +392,7 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
     return SharedProblem("; ".join(problems)) if problems else None
 
 
-def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
+def compatibility_facts(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a learner must have in common with a checkpoint that it takes up."""
     parameters = learner.parameters
     return {
@@ -404,16 +404,16 @@ def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def places_of(folder: Path) -> tuple[str, str]:
+def paths_of(folder: Path) -> tuple[str, str]:
     """Return where a folder is: its whole path as it is called, and without links. Local."""
     return os.path.abspath(folder), os.path.realpath(folder)
 
 
-def difference_of(places: Sequence[tuple[str, str]], comm: Communicator) -> str | None:
+def folder_difference(places: Sequence[tuple[str, str]], comm: Communicator) -> str | None:
     """Say where ranks have other folders of checkpoints than each other; None where they do not.
 
     Args:
-        places: `places_of` each rank's, in rank order.
+        places: `paths_of` each rank's, in rank order.
 
     Local.
     """
@@ -426,7 +426,7 @@ def difference_of(places: Sequence[tuple[str, str]], comm: Communicator) -> str 
     )
 
 
-def _better(metric: float | None, other: float | None) -> bool:
+def _is_better(metric: float | None, other: float | None) -> bool:
     """Whether a checkpoint of the one metric is better than one of the other."""
     return metric is not None and (other is None or metric < other)
 

@@ -39,32 +39,32 @@ class BestModel:
     def can_roll_back(self) -> bool:
         """Whether a model that is not finite can be undone. Local."""
         rate = self._rate
-        return rate is not None and rate.load_best_model and self._best.fits(self._learner)
+        return rate is not None and rate.load_best_model and self._best.can_restore(self._learner)
 
     def keep(self) -> None:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
         self._learner.all_come_through(lambda: self._best.take(self._learner))
 
-    def _go_back(self) -> bool:
+    def _restore_best(self) -> bool:
         """Go back to the best model, if these ranks can; whether they have. Collective."""
 
         def go_back() -> bool:
-            fits = self._best.fits(self._learner)
-            if fits:
+            can_restore = self._best.can_restore(self._learner)
+            if can_restore:
                 self._best.restore(self._learner)
-            return fits
+            return can_restore
 
         return self._learner.all_come_through(go_back)
 
-    def share(self, standing: SessionState) -> None:
+    def share_best(self, state: SessionState) -> None:
         """The ranks are others: all of them are to have the best model. Collective."""
         if not self.keeps_best:
             return
-        best, samples = self._best, standing.best_samples
-        if standing.best is None or best.samples != samples:  # kept of a row that is made again
-            best.forget()
+        best, samples = self._best, state.best_samples
+        if state.best is None or best.samples != samples:  # kept of a row that is made again
+            best.discard()
         if not any(self._learner.comm.allgather_object(best.taken)):
-            standing.best = None
+            state.best = None
             return
         recovery, present = self._learner.recovery, Snapshot()
         assert recovery is not None
@@ -80,13 +80,13 @@ class BestModel:
         if not self.ends_with_best:
             return False
         before, self.ended = self.ended, self.ended or "ended with the best model"
-        went_back = self._go_back()  # where a rank dies now, nobody is to train on from there
+        went_back = self._restore_best()  # where a rank dies now, nobody is to train on from there
         if not went_back:
             self.ended = before
         return went_back
 
     def adjust(
-        self, row: Progress, criterion: float, standing: SessionState, *, last: bool
+        self, row: Progress, criterion: float, state: SessionState, *, last: bool
     ) -> tuple[Progress, bool]:
         """Do what a row's criterion asks for.
 
@@ -95,46 +95,46 @@ class BestModel:
         Returns:
             The row, which says what was done, and whether training goes on from the best model.
         """
-        self._note_best(criterion, standing)
+        self._note_best(criterion, state)
         rate = self._rate
         if rate is None:
             return row, False
-        standing.looks += 1
-        if standing.looks < rate.learn_rate_adjust_interval and math.isfinite(criterion):
+        state.looks += 1
+        if state.looks < rate.learn_rate_adjust_interval and math.isfinite(criterion):
             return row, False
-        standing.looks = 0
-        verdict = rate.judge(standing.latest, criterion)
-        standing.factor *= verdict.factor
+        state.looks = 0
+        verdict = rate.judge(state.latest, criterion)
+        state.factor *= verdict.factor
         if verdict.factor != 1:
             row = row.with_event(f"learning rate times {verdict.factor:g}")
         given = self._learner.local_step.lr
         assert given is not None  # the session has refused an optimizer without a rate
-        if given * standing.factor < rate.min_learn_rate:
+        if given * state.factor < rate.min_learn_rate:
             self.ended = f"ended: the learning rate has fallen below {rate.min_learn_rate:g}"
         if not verdict.roll_back:
-            standing.latest = criterion
+            state.latest = criterion
             return row, False
         if last or self.ended:
             self.ends_with_best = True
             return row, False
-        if not self._go_back():
-            standing.latest = criterion
+        if not self._restore_best():
+            state.latest = criterion
             return row.with_event("not back to the best model: a rank of it has died"), False
-        standing.latest = standing.best
-        return row.with_event(f"back to the model of {standing.best_samples} samples"), True
+        state.latest = state.best
+        return row.with_event(f"back to the model of {state.best_samples} samples"), True
 
-    def _note_best(self, criterion: float, standing: SessionState) -> None:
+    def _note_best(self, criterion: float, state: SessionState) -> None:
         """Keep the model, where it is the best so far; end training where none was for long."""
         validation = self._validation
         least = validation.min_improvement if validation else 0.0
-        best = standing.best is None or criterion < standing.best - least
+        best = state.best is None or criterion < state.best - least
         if best and math.isfinite(criterion):
-            standing.best, standing.best_samples = criterion, self._learner.samples
-            standing.stale = 0
+            state.best, state.best_samples = criterion, self._learner.samples
+            state.stale = 0
             if self.keeps_best:
                 self.keep()
             return
-        standing.stale += 1
+        state.stale += 1
         patience = validation.patience if validation else None
-        if patience is not None and standing.stale >= patience:
+        if patience is not None and state.stale >= patience:
             self.ended = f"ended: no better model in {patience} cross-validations"

@@ -11,10 +11,10 @@ from ..checkpoint.config import SharedClock
 from ..checkpoint.files import checkpoints_in, read_manifest, remove, set_aside_after, sort_key
 from ..checkpoint.latest import checkpoint_to_resume
 from ..checkpoint.loader import load_checkpoint
-from ..checkpoint.saver import Checkpoints, difference_of, places_of
+from ..checkpoint.saver import Checkpoints, folder_difference, paths_of
 from ..learner import Learner
 from .best_model import BestModel
-from .minibatches import Feeding
+from .minibatches import SessionMinibatches
 from .options import SessionOptions
 from .state import SessionState
 
@@ -31,17 +31,26 @@ class SessionCheckpoints:
     """
 
     def __init__(
-        self, session: SessionOptions, learner: Learner, feeding: Feeding, facts: dict[str, Any]
+        self,
+        session: SessionOptions,
+        learner: Learner,
+        minibatches: SessionMinibatches,
+        facts: dict[str, Any],
     ) -> None:
         config = session.checkpoints
         assert config is not None
-        self._config, self._learner, self._feeding, self._facts = config, learner, feeding, facts
+        self._config, self._learner, self._minibatches, self._facts = (
+            config,
+            learner,
+            minibatches,
+            facts,
+        )
         self._comm = learner.comm
         self._saver = self._comm.together(
             lambda: Checkpoints(config.folder, keep=config.keep, facts=facts)
         )
-        places = self._comm.allgather_object(places_of(self._saver.folder))
-        if problem := difference_of(places, self._comm):
+        places = self._comm.allgather_object(paths_of(self._saver.folder))
+        if problem := folder_difference(places, self._comm):
             raise SharedError(problem)
         self._comm.together(lambda: self._saver.hold() if self._comm.rank == 0 else None)
         every_s = config.every_s
@@ -57,32 +66,32 @@ class SessionCheckpoints:
     def resume_from(self, best_model: BestModel) -> tuple[SessionState, Path | None]:
         """Go on from a checkpoint where there is one to be resumed; where the session stands then,
         and the checkpoint. Collective."""
-        config, learner, feeding = self._config, self._learner, self._feeding
+        config, learner, minibatches = self._config, self._learner, self._minibatches
         first = self._comm.rank == 0
         path = self._comm.together(lambda: checkpoint_to_resume(config) if first else None)
         path = self._comm.allgather_object(path)[0]
         if path is None:
             return SessionState(), None
         loaded = load_checkpoint(learner, path, facts=self._facts)
-        standing = SessionState.of(loaded.extras, self._comm.rank, self._comm.size)
-        if standing is None:
+        state = SessionState.of(loaded.extras, self._comm.rank, self._comm.size)
+        if state is None:
             raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
-        if learner.samples > feeding.total:
-            seen = -(-(learner.samples - feeding.begins) // feeding.epoch)
+        if learner.samples > minibatches.total:
+            seen = -(-(learner.samples - minibatches.start) // minibatches.epoch)
             raise SharedError(
-                f"epochs={feeding.epochs} must be at least the {seen} that checkpoint "
+                f"epochs={minibatches.epochs} must be at least the {seen} that checkpoint "
                 f"{str(loaded.path)!r} has seen"
             )
-        if standing.ended and standing.total == feeding.total:
-            best_model.ended = standing.ended
-        if best_model.keeps_best and standing.best is not None:
-            best = self._comm.together(lambda: _best_beside(loaded.path.resolve(), standing))
+        if state.ended and state.total == minibatches.total:
+            best_model.ended = state.ended
+        if best_model.keeps_best and state.best is not None:
+            best = self._comm.together(lambda: _best_checkpoint(loaded.path.resolve(), state))
             load_checkpoint(learner, best, facts=self._facts)
             best_model.keep()
             load_checkpoint(learner, loaded.path, facts=self._facts)
-        return standing, loaded.path
+        return state, loaded.path
 
-    def begin_after(self, resumed: Path | None) -> None:
+    def set_aside_newer(self, resumed: Path | None) -> None:
         """Set aside what is newer than the checkpoint that the run goes on from. Local, for one
         rank."""
         resumed = resumed and resumed.resolve()
@@ -92,24 +101,26 @@ class SessionCheckpoints:
     def due(self, before: int) -> bool:
         """Whether one is due after a step, before which so many samples had been seen. Collective
         where ranks ask each other for the time."""
-        due = self._config.every is not None and self._feeding.crossed(before, self._config.every)
+        due = self._config.every is not None and self._minibatches.crossed(
+            before, self._config.every
+        )
         return (self._clock is not None and self._clock.stepped()) or due
 
-    def save(self, standing: SessionState, *, best: bool) -> None:
+    def save(self, state: SessionState, *, best: bool) -> None:
         """Save all state, and the session's. Collective.
 
         Args:
             best: whether the model is the best one so far.
         """
-        extra = standing.as_dict(history=self._comm.rank == 0)  # one is enough
+        extra = state.as_dict(history=self._comm.rank == 0)  # one is enough
         with self._learner.aside("checkpoint"):
-            self._saver.save(self._learner, extra=extra, metric=standing.best if best else None)
+            self._saver.save(self._learner, extra=extra, metric=state.best if best else None)
 
     def wait(self) -> None:
         """Wait until all is on the disk. Collective."""
         self._saver.wait()
 
-    def forget_after(self, samples: int) -> None:
+    def remove_newer(self, samples: int) -> None:
         """Remove those of training that is now abandoned, so that the newest one is of where it
         goes on. Local, for one rank, when all have waited."""
         for path in checkpoints_in(self._saver.folder):
@@ -117,13 +128,13 @@ class SessionCheckpoints:
                 remove(path)
 
 
-def _best_beside(resumed: Path, standing: SessionState) -> Path:
+def _best_checkpoint(resumed: Path, state: SessionState) -> Path:
     """The checkpoint beside the resumed one that has the best criterion so far. Local."""
     for path in checkpoints_in(resumed.parent):
         with suppress(UserError):  # a damaged one, of which nothing is needed
-            if read_manifest(path)["metric"] == standing.best:
+            if read_manifest(path)["metric"] == state.best:
                 return path
     raise UserError(
         f"checkpoint {str(resumed)!r} cannot be resumed: the best one, of "
-        f"{standing.best_samples} samples, is not beside it"
+        f"{state.best_samples} samples, is not beside it"
     )

@@ -13,7 +13,7 @@ from ...errors import SharedError, UserError
 from ..learner import Learner
 from .cross_validation import CrossValidation
 from .means import evaluate
-from .minibatches import Feeding
+from .minibatches import SessionMinibatches
 from .options import SessionOptions
 from .state import Progress, SessionState
 
@@ -30,19 +30,21 @@ class Evaluation:
             makes them alone.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner, feeding: Feeding) -> None:
+    def __init__(
+        self, session: SessionOptions, learner: Learner, minibatches: SessionMinibatches
+    ) -> None:
         self._objective, self._validation = session.objective, session.validation
         self._test = (
             None if session.test is None else CrossValidation(data=session.test, name="test")
         )
-        self._learner, self._comm, self._feeding = learner, learner.comm, feeding
+        self._learner, self._comm, self._minibatches = learner, learner.comm, minibatches
         self._asynchronous = learner.algorithm.asynchronous
-        self.meets = not self._asynchronous or session.may_end
+        self.collective = not self._asynchronous or session.may_end
 
     @property
-    def observes(self) -> bool:
+    def has_rows(self) -> bool:
         """Whether this rank has rows: another one, where the first has died. Local."""
-        return self.meets or self._comm.rank == 0
+        return self.collective or self._comm.rank == 0
 
     def meet(self) -> dict[str, Any]:
         """See that all ranks have the same data; what must be the same when a run is resumed.
@@ -60,7 +62,7 @@ class Evaluation:
                 facts[name] = require_same_data(name, data, self._comm, classes=classes)
         return facts
 
-    def row(self, standing: SessionState, *, validates: bool) -> Progress:
+    def row(self, state: SessionState, *, validates: bool) -> Progress:
         """Where training stands now. Collective where ranks meet.
 
         Args:
@@ -68,40 +70,40 @@ class Evaluation:
         """
 
         def row() -> Progress:
-            return self._row(standing, validates=validates)
+            return self._row(state, validates=validates)
 
-        return self._learner.all_come_through(row) if self.meets else row()
+        return self._learner.all_come_through(row) if self.collective else row()
 
-    def _row(self, standing: SessionState, *, validates: bool) -> Progress:
+    def _row(self, state: SessionState, *, validates: bool) -> Progress:
         metrics = {}
         if validates and self._validation is not None:
             metrics = self._metrics(self._validation)
-        known = [(float(standing.loss), standing.count, standing.seconds)]
+        known = [(float(state.loss), state.count, state.seconds)]
         if not self._asynchronous:
             known = self._comm.allgather_object(known[0])
         losses, counts, seconds = zip(*known, strict=True)
         loss, count = sum(losses), sum(counts)
-        learner, feeding = self._learner, self._feeding
+        learner, minibatches = self._learner, self._minibatches
         samples = learner.samples
-        seen = (samples - feeding.begins) / feeding.epoch
+        seen = (samples - minibatches.start) / minibatches.epoch
         return Progress(
             epoch=int(seen) if seen == int(seen) else round(seen, 6),
             samples=samples,
             train_loss=loss / count if count else None,
-            **self.next_step(standing),
+            **self.next_step_fields(state),
             seconds=round(max(seconds), 4),
             metrics=metrics,
-            **self._reported(),
+            **self._report_fields(),
         )
 
-    def next_step(self, standing: SessionState) -> dict[str, Any]:
+    def next_step_fields(self, state: SessionState) -> dict[str, Any]:
         """What a row says of the step that comes next. Local."""
-        samples, feeding = self._learner.samples, self._feeding
+        samples, minibatches = self._learner.samples, self._minibatches
         rate = self._learner.local_step.lr
-        factor = standing.factor * feeding.rate_factor(samples)
+        factor = state.factor * minibatches.rate_factor(samples)
         return {
             "learning_rate": None if rate is None else rate * factor,
-            "minibatch_size": feeding.size_after(samples),
+            "minibatch_size": minibatches.size_after(samples),
         }
 
     def final(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class Evaluation:
         for measured in filter(None, (self._validation, self._test)):
             with self._learner.aside("evaluate"):
                 metrics |= self._evaluated(measured, self._comm)
-        return {"metrics": metrics, **self._reported()}
+        return {"metrics": metrics, **self._report_fields()}
 
     def criterion(self, row: Progress) -> float | None:
         """What tells how good a row's model is, the lower the better; None where that is not known.
@@ -131,14 +133,14 @@ class Evaluation:
 
     def fail(self, problem: str) -> NoReturn:
         """End training on all ranks, for what all of them know, or the first worker alone."""
-        if not self.meets:
+        if not self.collective:
             self._learner.fail(problem)
         raise SharedError(problem)
 
     def _metrics(self, measured: CrossValidation) -> dict[str, float]:
         learner = self._learner
-        if self.meets:
-            with learner.evaluation(), self._first_model():
+        if self.collective:
+            with learner.evaluation(), self._first_workers_model():
                 return self._evaluated(measured, self._comm)
         try:
             with learner.aside("evaluate"), learner.shared_model():
@@ -151,7 +153,7 @@ class Evaluation:
         return {f"{measured.name}_{name}": value for name, value in means.items()}
 
     @contextmanager
-    def _first_model(self) -> Iterator[None]:
+    def _first_workers_model(self) -> Iterator[None]:
         """For a `with` block all asynchronous workers have the first one's model."""
         if not self._asynchronous:
             yield
@@ -164,7 +166,7 @@ class Evaluation:
         finally:
             x[...] = own
 
-    def _reported(self) -> dict[str, Any]:
+    def _report_fields(self) -> dict[str, Any]:
         """What the algorithm has to tell, and the bytes that were sent."""
         details = self._learner.report()
         if self._asynchronous:  # what is known here

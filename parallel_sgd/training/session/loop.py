@@ -19,10 +19,10 @@ from .batches import Batch, pieces_of
 from .best_model import BestModel
 from .checkpointing import SessionCheckpoints
 from .evaluation import Evaluation
-from .minibatches import Feeding
+from .minibatches import SessionMinibatches
 from .non_finite import NonFiniteRunner
 from .options import SessionOptions
-from .output import Once, RunOutput, called
+from .output import CallOnce, RunOutput, run_callback
 from .preemption import Preemption
 from .snapshot import Snapshot
 from .state import Progress, SessionState
@@ -30,7 +30,7 @@ from .state import Progress, SessionState
 BY_CALLBACK = "ended by a callback"
 
 
-class OtherRanks(Exception):
+class RanksChanged(Exception):
     """Ranks have died, or joined, and the learner has gone on with those that are left: what the
     run knows of its ranks is out of date."""
 
@@ -52,27 +52,27 @@ class TrainingRun:
     ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
         recovery = learner.recovery
-        kept = None if recovery is None else recovery.keep(self._kept)
-        self.standing = SessionState()
+        kept = None if recovery is None else recovery.keep(self._recovery_state)
+        self.state = SessionState()
         self._start: int = learner.samples if kept is None else kept["start"]
-        self.feeding = self.comm.together(
-            lambda: Feeding(session, learner, lambda: self.standing.size, self._start)
+        self.minibatches = self.comm.together(
+            lambda: SessionMinibatches(session, learner, lambda: self.state.size, self._start)
         )
-        self.evaluation = self.comm.together(lambda: Evaluation(session, learner, self.feeding))
+        self.evaluation = self.comm.together(lambda: Evaluation(session, learner, self.minibatches))
         self.best_model = BestModel(session, learner, best)
         self.not_finite = self.comm.together(
-            lambda: NonFiniteRunner(session.not_finite, learner, self.feeding)
+            lambda: NonFiniteRunner(session.not_finite, learner, self.minibatches)
         )
         self.preemption = preemption
         preemption.begin()
         self.checkpoints: SessionCheckpoints | None = None
-        self.output = RunOutput(session, learner, meets=self.evaluation.meets)
+        self.output = RunOutput(session, learner, collective=self.evaluation.collective)
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the model as it is now
         self._begun = False
         self._generation = self.comm.generation
         if kept is not None:  # ranks have died in the midst of the run
-            self._go_on_from(kept)
+            self._continue_from(kept)
 
     def begin(self) -> TrainingRun:
         """All that comes before the first minibatch; the run itself. Collective."""
@@ -89,13 +89,13 @@ class TrainingRun:
         """Train to the end; None where the ranks are others before. Collective."""
         try:
             with self.checkpoints or nullcontext(), self.not_finite:
-                self.not_finite.keep(self.standing)
-                while self._goes_on():
+                self.not_finite.keep(self.state)
+                while self._continues():
                     self._train()
-                self.preemption.leave_if_agreed(self._leave)
+                self.preemption.leave_if_agreed(self._save_before_leaving)
                 self._end()
-                self.preemption.tell_servers()
-        except OtherRanks:
+                self.preemption.notify_servers()
+        except RanksChanged:
             return None
         except Preempted:
             raise
@@ -105,14 +105,14 @@ class TrainingRun:
         finally:
             self.learner.local_step.state.lr_factor = 1.0  # of this session alone
             self.output.close()
-        return self.standing.history if self.evaluation.observes else []
+        return self.state.history if self.evaluation.has_rows else []
 
     # Where ranks die, or join.
 
-    def _kept(self) -> dict[str, Any]:
+    def _recovery_state(self) -> dict[str, Any]:
         """What goes back with the learner where ranks have died. Local."""
         return {
-            "standing": self.standing.as_dict(),
+            "standing": self.state.as_dict(),
             "criterion": self._criterion,
             "ended": self.best_model.ended,
             "ends_with_best": self.best_model.ends_with_best,
@@ -121,19 +121,19 @@ class TrainingRun:
             "start": self._start,
         }
 
-    def _go_on_from(self, kept: dict[str, Any]) -> None:
+    def _continue_from(self, kept: dict[str, Any]) -> None:
         """The learner has gone back to where this was kept, on this rank or another. Local."""
-        standing = SessionState.of([kept["standing"]], 0, 1)
-        assert standing is not None
+        state = SessionState.of([kept["standing"]], 0, 1)
+        assert state is not None
         recovery = self.learner.recovery
         if recovery is not None and recovery.has_joined:
-            standing.begin_row()  # the sum of the rank whose place it takes is lost
-        self.standing, self._criterion = standing, kept["criterion"]
+            state.begin_row()  # the sum of the rank whose place it takes is lost
+        self.state, self._criterion = state, kept["criterion"]
         self.best_model.ended = kept["ended"]
         self.best_model.ends_with_best = kept["ends_with_best"]
         self.output.trained, self._begun = kept["trained"], kept["begun"]
 
-    def _copy(self, *, new_row: bool) -> None:
+    def _snapshot_if_due(self, *, new_row: bool) -> None:
         """What is to be done after a step has been: take a copy, where one is due. Local."""
         recovery = self.learner.recovery
         if recovery is not None:
@@ -141,7 +141,7 @@ class TrainingRun:
 
     def _require_same_ranks(self) -> None:
         if self.comm.generation != self._generation:
-            raise OtherRanks
+            raise RanksChanged
 
     # The beginning and the end.
 
@@ -150,7 +150,7 @@ class TrainingRun:
         session, checkpoints = self.session, self.session.checkpoints
         self.comm.require_agreement(
             {
-                "minibatch_size": told_size(self.feeding.sizes),
+                "minibatch_size": told_size(self.minibatches.sizes),
                 "epochs": session.epochs,
                 "seed": session.seed,
                 "rate_follows": session.rate_follows,
@@ -166,11 +166,11 @@ class TrainingRun:
                 "preempt_on": [number.name for number in preempt_on()],
             }
         )
-        self.feeding.meet()
-        facts = self.feeding.facts | self.evaluation.meet()
-        self.output.hold_folder()
+        self.minibatches.meet()
+        facts = self.minibatches.facts | self.evaluation.meet()
+        self.output.lock_folder()
         if checkpoints:
-            self.checkpoints = SessionCheckpoints(session, self.learner, self.feeding, facts)
+            self.checkpoints = SessionCheckpoints(session, self.learner, self.minibatches, facts)
 
     def _begin(self) -> None:
         """Go on from where a checkpoint has been, and begin to write, when all is known to be
@@ -178,103 +178,103 @@ class TrainingRun:
         session, checkpoints, resumed = self.session, self.checkpoints, None
         again = self._begun
         if again:
-            self.best_model.share(self.standing)
+            self.best_model.share_best(self.state)
         elif checkpoints:
-            self.standing, resumed = checkpoints.resume_from(self.best_model)
-        rows, ended = self.standing.history, self.best_model.ended is not None
-        if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
+            self.state, resumed = checkpoints.resume_from(self.best_model)
+        rows, ended = self.state.history, self.best_model.ended is not None
+        if ended or self.learner.samples >= self.minibatches.total:  # the last one is written anew
             rows = rows[:-1]
 
         def begun() -> None:
             if checkpoints:
-                checkpoints.begin_after(resumed)
+                checkpoints.set_aside_newer(resumed)
             if session.started and not again:
-                called(session.started, self.learner)
+                run_callback(session.started, self.learner)
 
-        self.output.begin(rows, self.feeding.total, begun)
+        self.output.begin(rows, self.minibatches.total, begun)
         self._begun = True
         if resumed:  # the copy that was taken as it was loaded knows nothing of this run
-            self._copy(new_row=True)
+            self._snapshot_if_due(new_row=True)
         if self.learner.algorithm.asynchronous:  # who is ready first would be far ahead
             self.learner.meet()
 
     def _end(self) -> None:
         """Complete the model, and what is written of it."""
-        output, history = self.output, self.standing.history
-        best_model, standing = self.best_model, self.standing
+        output, history = self.output, self.state.history
+        best_model, state = self.best_model, self.state
         self._require_same_ranks()
         goes_back = best_model.finish()
         if goes_back:
-            self._criterion = standing.best
+            self._criterion = state.best
         if best_model.ended is not None and best_model.ended != BY_CALLBACK:
-            standing.ended, standing.total = best_model.ended, self.feeding.total
+            state.ended, state.total = best_model.ended, self.minibatches.total
         self._save_at_end(needed=output.trained)
         samples = self.learner.samples
         self.learner.finish()  # may change the model: the last row is of the final one
         output.finished = True
         final = self.evaluation.final()
-        if not history or (not self.evaluation.meets and history[-1].samples < samples):
+        if not history or (not self.evaluation.collective and history[-1].samples < samples):
             # Another rank has had the rows, and has died, or dies yet.
-            history.append(self.evaluation.row(standing, validates=False))
+            history.append(self.evaluation.row(state, validates=False))
         row = replace(history[-1], **final).finite()
-        event = f"back to the model of {standing.best_samples} samples"
-        back = goes_back and standing.best_samples < row.samples
+        event = f"back to the model of {state.best_samples} samples"
+        back = goes_back and state.best_samples < row.samples
         history[-1] = row.with_event(event) if back else row
         output.complete(history)
 
-    def _leave(self) -> None:
+    def _save_before_leaving(self) -> None:
         """Save what is needed to go on another time. Collective."""
         self._save_at_end(needed=True)
 
     # The loop.
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         ended = self.best_model.ended is not None or self.preemption.agreed
-        return self.learner.samples < self.feeding.total and not ended
+        return self.learner.samples < self.minibatches.total and not ended
 
     def _train(self) -> None:
         """Train until the end, or until the place in the data has changed."""
-        for batch in self.feeding:
-            before, rows = self.learner.samples, len(self.standing.history)
+        for batch in self.minibatches:
+            before, rows = self.learner.samples, len(self.state.history)
             try:
                 if not self._step(batch):
                     continue
-                self.not_finite.keep(self.standing, before)
-                moved = self._between(before)
+                self.not_finite.keep(self.state, before)
+                moved = self._after_step(before)
             except DivergedError as error:
                 if self.not_finite.reduces:
                     self._reduce(error)
                 elif self.best_model.can_roll_back:
-                    self._undo(str(error))
+                    self._roll_back(str(error))
                 else:
                     raise
-                self._copy(new_row=True)
+                self._snapshot_if_due(new_row=True)
                 return
-            self._copy(new_row=len(self.standing.history) > rows)
+            self._snapshot_if_due(new_row=len(self.state.history) > rows)
             if moved or self.preemption.stepped():
                 return
 
     def _step(self, batch: Batch) -> int:
         """Train on a minibatch, and count it; its samples, of all ranks, or 0 where it is dealt out
         anew."""
-        learner, standing, session = self.learner, self.standing, self.session
+        learner, state, session = self.learner, self.state, self.session
         begin = time.perf_counter()
         adjusts = session.auto_learning_rate is not None or self.not_finite.reduces
         if adjusts or session.rate_follows is not None:
-            factor = standing.factor * self.feeding.rate_factor(learner.samples)
+            factor = state.factor * self.minibatches.rate_factor(learner.samples)
             learner.local_step.state.lr_factor = factor
         samples, loss = self._gradient(batch)
-        counts, counted = self.not_finite.counts(loss), (standing.loss, standing.count)
+        counts, counted = self.not_finite.counts(loss), (state.loss, state.count)
         if counts and (learner.distributed or self.comm.rank == 0):  # before, all have the same
-            standing.loss += loss
-            standing.count += samples
-        total = learner.step(samples, self.not_finite.to_judge(loss))
+            state.loss += loss
+            state.count += samples
+        total = learner.step(samples, self.not_finite.loss_to_check(loss))
         self._require_same_ranks()
         if not total:
-            standing.loss, standing.count = counted
+            state.loss, state.count = counted
             return 0
         self.output.trained, self._criterion = True, None
-        standing.seconds += time.perf_counter() - begin
+        state.seconds += time.perf_counter() - begin
         self.output.show(learner.samples)
         return total
 
@@ -285,7 +285,7 @@ class TrainingRun:
             SharedError: on all ranks, if the minibatch or its loss is not as required on any.
         """
         try:
-            samples = self.feeding.samples_of(batch)
+            samples = self.minibatches.samples_of(batch)
             pieces = pieces_of(batch, self.session.microbatch_size, samples)
             loss = one_number("loss", self.session.objective.backward(self.learner, pieces))
         except SharedError:
@@ -294,13 +294,13 @@ class TrainingRun:
             self.learner.fail(str(error))
         return samples, loss
 
-    def _between(self, before: int) -> bool:
+    def _after_step(self, before: int) -> bool:
         """Do what is due after a step; whether the place in the data has changed, or training ends.
 
         Args:
             before: the samples before it.
         """
-        session, crossed = self.session, self.feeding.crossed
+        session, crossed = self.session, self.minibatches.crossed
         validation, checkpoints = session.validation, self.checkpoints
         validates = validation is not None and crossed(before, validation.every)
         if validates or crossed(before, session.progress_every):
@@ -308,7 +308,7 @@ class TrainingRun:
                 return True
             if self.best_model.ended is not None:
                 return True
-        if self.learner.samples >= self.feeding.total:
+        if self.learner.samples >= self.minibatches.total:
             return True
         searched = crossed(before, None) and self._search_minibatch_size()
         if checkpoints and (checkpoints.due(before) or self._is_best):
@@ -320,50 +320,50 @@ class TrainingRun:
 
     def _row(self, *, validates: bool) -> bool:
         """Make a row, and do what it asks for; whether training goes on from an earlier model."""
-        standing, evaluation, best_model = self.standing, self.evaluation, self.best_model
-        if not evaluation.observes:
-            standing.begin_row()
+        state, evaluation, best_model = self.state, self.evaluation, self.best_model
+        if not evaluation.has_rows:
+            state.begin_row()
             return False
-        row, moved = self.not_finite.noted(evaluation.row(standing, validates=validates)), False
-        last = self.learner.samples >= self.feeding.total
-        standing.begin_row()
+        row, moved = self.not_finite.with_skips(evaluation.row(state, validates=validates)), False
+        last = self.learner.samples >= self.minibatches.total
+        state.begin_row()
         criterion = evaluation.criterion(row)
         self._require_finite(row)
         if criterion is not None:
-            row, moved = best_model.adjust(row, criterion, standing, last=last)
+            row, moved = best_model.adjust(row, criterion, state, last=last)
             self._criterion = criterion if math.isfinite(criterion) else None
-            row = replace(row, **evaluation.next_step(standing))
-        if not self._call_back(row.finite()) and best_model.ended is None:
+            row = replace(row, **evaluation.next_step_fields(state))
+        if not self._run_callbacks(row.finite()) and best_model.ended is None:
             best_model.ended = BY_CALLBACK
-        self._note(row)
+        self._add_row(row)
         if moved:
-            self._forget_later_checkpoints()
+            self._remove_later_checkpoints()
         if not last and best_model.ended is None:  # else it is told when the model is complete
-            self.output.tell(standing.history[-1:])
+            self.output.report_rows(state.history[-1:])
         return moved
 
-    def _undo(self, problem: str) -> None:
+    def _roll_back(self, problem: str) -> None:
         """Go on from the best model after a step that could not be taken. Collective."""
-        row = self.evaluation.row(self.standing, validates=False).with_event(problem)
-        self.standing.begin_row()
-        row, _ = self.best_model.adjust(row, math.nan, self.standing, last=False)
-        self._note(row)
-        self._forget_later_checkpoints()
+        row = self.evaluation.row(self.state, validates=False).with_event(problem)
+        self.state.begin_row()
+        row, _ = self.best_model.adjust(row, math.nan, self.state, last=False)
+        self._add_row(row)
+        self._remove_later_checkpoints()
         if self.best_model.ended is None:
-            self.output.tell(self.standing.history[-1:])
+            self.output.report_rows(self.state.history[-1:])
 
     def _reduce(self, error: DivergedError) -> None:
         """Go on at a lower rate from the newest good state. Collective."""
-        row = self.evaluation.row(self.standing, validates=False).with_event(str(error))
-        did, samples = self.not_finite.go_back(error, self.standing)
-        self._note(replace(row.with_event(did), **self.evaluation.next_step(self.standing)))
-        self._forget_later_checkpoints(samples)
-        self.output.tell(self.standing.history[-1:])
+        row = self.evaluation.row(self.state, validates=False).with_event(str(error))
+        did, samples = self.not_finite.go_back(error, self.state)
+        self._add_row(replace(row.with_event(did), **self.evaluation.next_step_fields(self.state)))
+        self._remove_later_checkpoints(samples)
+        self.output.report_rows(self.state.history[-1:])
 
-    def _note(self, row: Progress) -> None:
+    def _add_row(self, row: Progress) -> None:
         """Keep a row, which says why training ends, if it does."""
         ended = self.best_model.ended
-        self.standing.history.append((row.with_event(ended) if ended else row).finite())
+        self.state.history.append((row.with_event(ended) if ended else row).finite())
 
     def _require_finite(self, row: Progress) -> None:
         """End training where it has diverged, and no earlier model is there to go back to."""
@@ -378,14 +378,16 @@ class TrainingRun:
                     raise DivergedError(problem)
                 self.evaluation.fail(problem)
 
-    def _call_back(self, row: Progress) -> bool:
+    def _run_callbacks(self, row: Progress) -> bool:
         """Call all callbacks, on all ranks; whether none of them, on any rank, has ended
         training."""
         callbacks = self.session.callbacks
         if not callbacks:
             return True
         ended: list[bool] = []
-        call = Once(lambda: ended.extend(ends(called(callback, row)) for callback in callbacks))
+        call = CallOnce(
+            lambda: ended.extend(ends(run_callback(callback, row)) for callback in callbacks)
+        )
 
         def agreed() -> bool:
             self.comm.together(call)
@@ -397,42 +399,42 @@ class TrainingRun:
 
     def _search_minibatch_size(self) -> bool:
         """After an epoch: search it where it is time to; whether that was done."""
-        auto, standing, feeding = self.session.auto_minibatch_size, self.standing, self.feeding
-        epochs = (self.learner.samples - feeding.begins) // feeding.epoch
+        auto, state, minibatches = self.session.auto_minibatch_size, self.state, self.minibatches
+        epochs = (self.learner.samples - minibatches.start) // minibatches.epoch
         if auto is None or epochs % auto.minibatch_size_tuning_frequency:
             return False
-        base = size_after(feeding.sizes, feeding.begins)
-        sizes = auto.candidates(base, feeding.size_after(self.learner.samples))
+        base = size_after(minibatches.sizes, minibatches.start)
+        sizes = auto.candidates(base, minibatches.size_after(self.learner.samples))
         samples = max(auto.trial_samples, 2 * sizes[-1])
         self._search_from.take(self.learner)
-        with self._without_copies():
-            standing.size = auto.search(sizes, lambda size: self._try(size, samples))
+        with self._snapshots_paused():
+            state.size = auto.search(sizes, lambda size: self._trial_loss(size, samples))
         return True
 
-    def _without_copies(self) -> AbstractContextManager[object]:
+    def _snapshots_paused(self) -> AbstractContextManager[object]:
         """While something is tried, to which no rank is to go back."""
         recovery = self.learner.recovery
         return recovery.paused() if recovery else nullcontext()
 
-    def _try(self, size: int, samples: int) -> float:
+    def _trial_loss(self, size: int, samples: int) -> float:
         """The mean training loss of so many samples in minibatches of this size; then all but the
         seconds is as it was before. Collective."""
-        learner, kept, criterion = self.learner, self.standing, self._criterion
-        self.standing = replace(kept, size=size, loss=0.0, count=0)
+        learner, kept, criterion = self.learner, self.state, self._criterion
+        self.state = replace(kept, size=size, loss=0.0, count=0)
         end = learner.samples + samples
         try:
             with learner.aside("search the minibatch size"):
-                for batch in self.feeding:
+                for batch in self.minibatches:
                     self._step(batch)
                     if learner.samples >= end:
                         break
-                own = float(self.standing.loss), self.standing.count
+                own = float(self.state.loss), self.state.count
                 sums = self.comm.allgather_object(own)
                 count = sum(count for _, count in sums)  # 0 where all was left out
                 loss = float(sum(loss for loss, _ in sums) / count) if count else math.inf
         except DivergedError:
             loss = math.inf
-        kept.seconds, self.standing, self._criterion = self.standing.seconds, kept, criterion
+        kept.seconds, self.state, self._criterion = self.state.seconds, kept, criterion
         self._search_from.restore(learner)
         return loss
 
@@ -440,13 +442,13 @@ class TrainingRun:
 
     def _save(self, checkpoints: SessionCheckpoints) -> None:
         """Save all state, and the session's. Collective."""
-        checkpoints.save(self.standing, best=self._is_best)
+        checkpoints.save(self.state, best=self._is_best)
 
     @property
     def _is_best(self) -> bool:
         """Whether the model as it is now is the best so far, as all ranks know. Local."""
-        known = self.evaluation.meets and self._criterion is not None
-        best, samples = self.standing.best, self.standing.best_samples
+        known = self.evaluation.collective and self._criterion is not None
+        best, samples = self.state.best, self.state.best_samples
         return known and self._criterion == best and self.learner.samples == samples
 
     def _save_at_end(self, *, needed: bool) -> None:
@@ -466,12 +468,12 @@ class TrainingRun:
             recovery.fault_tolerant(self.learner.meet)
             self._require_same_ranks()
 
-    def _forget_later_checkpoints(self, samples: int = 0) -> None:
+    def _remove_later_checkpoints(self, samples: int = 0) -> None:
         """After training has gone back to the best model, or to so many samples. Collective."""
-        checkpoints, samples = self.checkpoints, max(samples, self.standing.best_samples)
+        checkpoints, samples = self.checkpoints, max(samples, self.state.best_samples)
         if checkpoints:
             checkpoints.wait()
-            self.output.on_first(lambda: checkpoints.forget_after(samples))
+            self.output.on_first_rank(lambda: checkpoints.remove_newer(samples))
 
 
 def ends(answer: Any) -> bool:

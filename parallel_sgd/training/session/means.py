@@ -19,9 +19,9 @@ def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) 
     Raises:
         SharedError: the ranks have different metrics, or no samples at all.
     """
-    everywhere = comm.allgather_object((dict(sums), samples))
-    with_samples = [theirs for theirs in everywhere if theirs[1]]
-    names = {tuple(theirs) for theirs, _ in with_samples}
+    gathered = comm.allgather_object((dict(sums), samples))
+    with_samples = [remote for remote in gathered if remote[1]]
+    names = {tuple(remote) for remote, _ in with_samples}
     if len(names) > 1:
         comm.require_agreement({"metrics": tuple(sums)})
     if not with_samples:
@@ -57,10 +57,8 @@ def evaluate(
         return sums, samples
 
     found = comm.allgather_object(comm.together(summed))
-    everywhere = [sums for sums, _ in found if sums]
-    if any(sums.keys() != everywhere[0].keys() for sums in everywhere):
-        raise SharedError(
-            f"metrics must be the same on all ranks: {sorted(map(sorted, everywhere))}"
-        )
-    totals = {name: sum(sums[name] for sums in everywhere) for name in everywhere[0]}
+    gathered = [sums for sums, _ in found if sums]
+    if any(sums.keys() != gathered[0].keys() for sums in gathered):
+        raise SharedError(f"metrics must be the same on all ranks: {sorted(map(sorted, gathered))}")
+    totals = {name: sum(sums[name] for sums in gathered) for name in gathered[0]}
     return objective.scores(totals, sum(samples for _, samples in found))

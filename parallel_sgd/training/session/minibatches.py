@@ -17,7 +17,7 @@ from .options import SessionOptions
 MINIBATCH_SIZE = 64  #: where none is given
 
 
-class Feeding:
+class SessionMinibatches:
     """The minibatches of a session, from wherever its learner stands.
 
     Args:
@@ -38,9 +38,9 @@ class Feeding:
     """
 
     def __init__(
-        self, session: SessionOptions, learner: Learner, chosen: Callable[[], int], start: int
+        self, session: SessionOptions, learner: Learner, tuned_size: Callable[[], int], start: int
     ) -> None:
-        self._session, self._learner, self._chosen = session, learner, chosen
+        self._session, self._learner, self._tuned_size = session, learner, tuned_size
         train = session.train
         self._source: BaseSource[Any, Any] | None = None
         self._loader: Any = None
@@ -81,7 +81,7 @@ class Feeding:
     @property
     def total(self) -> int:
         """The learner's samples when training is at its end."""
-        total: int = self.begins + self.epochs * self.epoch
+        total: int = self.start + self.epochs * self.epoch
         return total
 
     def meet(self) -> None:
@@ -96,7 +96,7 @@ class Feeding:
             self.epochs, self.epoch = source.epochs, source.samples_in_epoch(learner)
             if isinstance(source, Source):
                 self.facts["training data"] = source.fingerprint(learner)
-        self.begins: int = origin.start
+        self.start: int = origin.start
         self.facts = {"seed": origin.seed, "number of samples": self.epoch, **self.facts}
 
     def __iter__(self) -> Iterator[Batch]:
@@ -132,7 +132,7 @@ class Feeding:
 
     def size_after(self, samples: int) -> int:
         """Of the minibatch that begins there, in samples of all ranks. Local."""
-        size: int = self._chosen() or size_after(self._sizes, samples)
+        size: int = self._tuned_size() or size_after(self._sizes, samples)
         return size
 
     def rate_factor(self, samples: int) -> float:
@@ -140,7 +140,7 @@ class Feeding:
         follows = self._session.rate_follows
         if follows is None:
             return 1.0
-        grown = self.size_after(samples) / size_after(self._sizes, self.begins)
+        grown = self.size_after(samples) / size_after(self._sizes, self.start)
         wanted = {"constant": 1.0, "linear": grown, "sqrt": math.sqrt(grown)}
         return wanted[follows] / (grown if self._learner.rate_is_per_sample else 1.0)
 
@@ -148,4 +148,4 @@ class Feeding:
         """Whether the learner has come to another multiple of so many samples, or of an epoch,
         since it had seen `before`; at the end in any case. Local."""
         now, every = self._learner.samples, every or self.epoch
-        return now >= self.total or (now - self.begins) // every > (before - self.begins) // every
+        return now >= self.total or (now - self.start) // every > (before - self.start) // every

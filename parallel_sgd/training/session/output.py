@@ -30,17 +30,17 @@ class RunOutput:
         finished: whether the model is complete.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner, *, meets: bool) -> None:
+    def __init__(self, session: SessionOptions, learner: Learner, *, collective: bool) -> None:
         self._session, self._learner, self._comm = session, learner, learner.comm
-        self._meets = meets
+        self._collective = collective
         self._log: RankLog | None = None
         self._bar: ProgressBar | None = None
         self.trained = self.finished = False
 
-    def hold_folder(self) -> None:
+    def lock_folder(self) -> None:
         """Keep other jobs from writing to the run's folder, if it is there. Collective."""
         if folder := self._session.folder:
-            self.on_first(folder.hold)
+            self.on_first_rank(folder.hold)
 
     def begin(self, rows: Sequence[Progress], total: int, begun: Callable[[], object]) -> None:
         """Begin to write: what the folder held is replaced. Collective.
@@ -62,7 +62,7 @@ class RunOutput:
             if session.progress_bar:
                 self._bar = ProgressBar(total, self._learner.samples)
 
-        self.on_first(create)
+        self.on_first_rank(create)
         if folder:
             self._log = RankLog(folder.path, self._comm.world_ranks[self._comm.rank])
             self._comm.together(self._log.create)
@@ -72,21 +72,21 @@ class RunOutput:
         if self._bar:
             self._bar.show(samples)
 
-    def tell(self, rows: Sequence[Progress]) -> None:
+    def report_rows(self, rows: Sequence[Progress]) -> None:
         """Write rows, and report them. Collective where the ranks meet."""
         folder, report = self._session.folder, self._session.report
 
-        def tell() -> None:
+        def report_rows() -> None:
             for row in rows:
                 if folder:
                     folder.append_metrics(row.as_dict())
                 if report:
-                    with self._bar.set_aside() if self._bar else nullcontext():
-                        called(report, row)
+                    with self._bar.hidden() if self._bar else nullcontext():
+                        run_callback(report, row)
 
-        self.on_first(tell)
+        self.on_first_rank(report_rows)
         for row in rows:
-            self._note(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
+            self._log_line(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
 
     def complete(self, history: Sequence[Progress]) -> None:
         """The run has come to its end: write what is left, and close the folder. Collective.
@@ -96,9 +96,9 @@ class RunOutput:
         """
         folder = self._session.folder
         if folder:
-            self.on_first(lambda: self._write(folder, history))
-        self.tell(history[-1:])
-        self.on_first(self._close_folder)
+            self.on_first_rank(lambda: self._write(folder, history))
+        self.report_rows(history[-1:])
+        self.on_first_rank(self._close_folder)
 
     def fail(self, error: BaseException) -> None:
         """The run ends by an error. Local."""
@@ -112,11 +112,11 @@ class RunOutput:
         if self._bar:
             self._bar.close()
 
-    def on_first(self, work: Callable[[], object]) -> None:
+    def on_first_rank(self, work: Callable[[], object]) -> None:
         """Let the first rank write, once; where it cannot, all ranks end. Collective where they
         meet."""
-        if self._meets or self.finished or not self.trained:
-            first = Once(work)  # another rank may become the first one
+        if self._collective or self.finished or not self.trained:
+            first = CallOnce(work)  # another rank may become the first one
             comm = self._comm
             self._learner.all_come_through(
                 lambda: comm.together(lambda: first() if comm.rank == 0 else None)
@@ -137,7 +137,7 @@ class RunOutput:
         if self._session.folder:
             self._session.folder.close()
 
-    def _note(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         """Write a line into this rank's log; where it cannot, all ranks end."""
         if self._log is None:
             return
@@ -149,7 +149,7 @@ class RunOutput:
             self._learner.fail(str(error))
 
 
-class Once:
+class CallOnce:
     """Calls a function the first time; after that nothing is done, unless it has failed."""
 
     def __init__(self, function: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ class Once:
             self._function = None
 
 
-def called(callback: Callable[[Any], Any], row: Any) -> Any:
+def run_callback(callback: Callable[[Any], Any], row: Any) -> Any:
     """What a callback gives; what it raises is told on all ranks. Local."""
     try:
         return callback(row)

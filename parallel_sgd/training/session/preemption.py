@@ -88,7 +88,7 @@ class Preemption:
             return
         save()
         self._learner.finish()
-        self.tell_servers()
+        self.notify_servers()
         if self._learner.comm.rank == 0:
             print_labelled(
                 f"parallel-sgd: asked to leave: all is saved after {self._learner.samples} samples"
@@ -99,7 +99,7 @@ class Preemption:
         self._learner.all_come_through(lambda: self._learner.comm.barrier())
         raise Preempted
 
-    def tell_servers(self) -> None:
+    def notify_servers(self) -> None:
         """Let ranks that only serve know, who have served by now, whether all leave. Collective
         over all ranks, where some only serve.
 

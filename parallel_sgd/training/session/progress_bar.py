@@ -47,7 +47,7 @@ class ProgressBar:
             self._bar.update(samples - self._bar.n)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def hidden(self) -> Iterator[None]:
         """For a `with` block that prints: the bar is away meanwhile, and what is printed goes where
         the bar was. (By two streams it could come before the bar has gone.)"""
         self._bar.clear()

@@ -96,7 +96,7 @@ class TrainingSession(SessionOptions):
         preemption = Preemption(self.learner, saves=self.checkpoints is not None)
         if self.learner.serves:
             self.learner.finish()
-            preemption.tell_servers()
+            preemption.notify_servers()
             return []
         rows, best, number = None, Snapshot(), next(_sessions)
         if self.learner.comm.rank == 0:

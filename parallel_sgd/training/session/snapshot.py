@@ -27,11 +27,11 @@ class Snapshot:
         """Of all ranks, as it was taken. Local."""
         return self._copy.samples
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """There is nothing to go back to any more. Local."""
         self._copy.generation = -1
 
-    def fits(self, learner: Learner) -> bool:
+    def can_restore(self, learner: Learner) -> bool:
         """Whether it can be gone back to. With servers its parts are those of the ranks that there
         were: no more where one has died since. Local."""
         same = self._copy.generation == learner.world.generation

@@ -123,7 +123,7 @@ class SessionState:
     def of(cls, extras: Sequence[Any], rank: int, size: int) -> Self | None:
         """That of one of `size` ranks, who go on from what these have kept in a checkpoint; None
         where that is of no session."""
-        if not all(_is_standing(extra) for extra in extras):
+        if not all(_is_session_state(extra) for extra in extras):
             return None
         if not all(_is_row(row) for row in extras[0]["history"]):
             return None
@@ -140,7 +140,7 @@ class SessionState:
 MAY_BE_NONE = {"train_loss", "best", "latest", "learning_rate"}
 
 
-def _is_standing(extra: Any) -> bool:
+def _is_session_state(extra: Any) -> bool:
     names = {field.name for field in fields(SessionState)}
     if not isinstance(extra, dict) or extra.keys() != names:
         return False
