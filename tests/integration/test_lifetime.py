@@ -16,7 +16,7 @@ HEAD = """
 import errno, threading, time, warnings
 import numpy as np
 import parallel_sgd as psgd
-from parallel_sgd.training import checkpoint_files
+from parallel_sgd.training.checkpoint import files as checkpoint_files
 
 comm, write_rank = psgd.Communicator.world(timeout_s=60), checkpoint_files.write_rank
 

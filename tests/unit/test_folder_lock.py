@@ -124,7 +124,9 @@ def test_to_copy_the_folder_does_not_free_it(tmp_path):
     run = tmp_path / "run"
     with FolderLock("output", run):
         shutil.copytree(run, tmp_path / "copy")
-        at_once = "from parallel_sgd.training import folder_lock; folder_lock._FREED_S = 0.1"
+        at_once = (
+            "from parallel_sgd.training.checkpoint import folder_lock; folder_lock._FREED_S = 0.1"
+        )
         command = [sys.executable, "-c", at_once + HOLDS, run]
         told = subprocess.run(command, capture_output=True, text=True)
         assert "is in use: process" in told.stderr and told.stdout == ""
@@ -209,7 +211,7 @@ ENDS = """
 import errno, os, sys, time
 import parallel_sgd as psgd
 from parallel_sgd.communication import program_ends
-from parallel_sgd.training import checkpoint_files, folder_lock
+from parallel_sgd.training.checkpoint import files as checkpoint_files, folder_lock
 
 write_rank = checkpoint_files.write_rank
 
