@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
-from ..planning import Candidate, Job, candidates, otherwise, recommend, title
+from ..planning import Candidate, Job, candidates, recommend, sensitivity, title
 from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     print(_table(every, job) + _servers(every, job))
     recommended = recommend(job)
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
-    for how, other in otherwise(job, recommended.choice):
+    for how, other in sensitivity(job, recommended.choice):
         print(f"(If kernels were {how} as they were here just now: {title(other)}.)")
     if given.json is not None:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)

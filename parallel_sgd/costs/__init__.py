@@ -3,8 +3,8 @@
 from .kernel_speeds import measure_kernel_speeds
 from .measured import Measured, measure
 from .model import (
-    CARRIED,
-    WORTH,
+    LINK_EFFICIENCY,
+    TOLERANCE,
     ExchangeCost,
     KernelSpeeds,
     Link,
@@ -15,8 +15,8 @@ from .model import (
 from .pushes import best_push_bits, push_s
 
 __all__ = [
-    "CARRIED",
-    "WORTH",
+    "LINK_EFFICIENCY",
+    "TOLERANCE",
     "ExchangeCost",
     "KernelSpeeds",
     "Link",

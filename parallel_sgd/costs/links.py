@@ -27,10 +27,10 @@ def measure_link(comm: Communicator, hosts: Sequence[Sequence[int]]) -> Link:
     """
     ring = hosts if len(hosts) > 1 else [(rank,) for rank in range(comm.size)]
     place = next(i for i, ranks in enumerate(ring) if comm.rank in ranks)
-    abreast = min(len(ranks) for ranks in ring)  # ranks of every host that send at the same time
+    parallel_ranks = min(len(ranks) for ranks in ring)  # senders of each host, at the same time
     lane = ring[place].index(comm.rank)
     to = from_ = None
-    if lane < abreast:
+    if lane < parallel_ranks:
         to, from_ = ring[(place + 1) % len(ring)][lane], ring[place - 1][lane]
     few = min(_pass_on(comm, to, from_, 8) for _ in range(ROUNDS))
 
@@ -43,7 +43,7 @@ def measure_link(comm: Communicator, hosts: Sequence[Sequence[int]]) -> Link:
         nbytes *= 4
         seconds = steady(nbytes)
     largest = min(seconds, *(steady(nbytes) for _ in range(2)))
-    rate = abreast * nbytes / max(largest - few, 1e-9)
+    rate = parallel_ranks * nbytes / max(largest - few, 1e-9)
     return Link(few, rate)
 
 

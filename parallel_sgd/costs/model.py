@@ -38,9 +38,9 @@ from ..compression import CODE, auto_bits, checked_bits, codec_for
 from ..errors import UserError
 from ..validation import integer, number
 
-WORTH = 1.05  #: times as long may more bits take than the fastest, and still be taken
-CARRIED = 0.92  #: of its rate is what a link carries in a pipelined exchange: docs/planning.md
-TCP_PAYLOAD = 1448 / 1514  #: of the bytes of a full Ethernet frame
+TOLERANCE = 1.05  #: a choice may take this many times as long as the fastest
+LINK_EFFICIENCY = 0.92  #: fraction of a link's rate in a pipelined exchange: docs/planning.md
+TCP_PAYLOAD = 1448 / 1514  #: payload as a fraction of a full Ethernet frame
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ def exchange_s(
         raise UserError(f"ranks={ranks} must be a multiple of ranks_per_host={local}")
     hosts, slower = ranks // local, 1 / min(1.0, cores_per_rank)
     sent = bytes_sent(values, bits, hosts)
-    link_s = sent / (CARRIED * link.bytes_per_s)
+    link_s = sent / (LINK_EFFICIENCY * link.bytes_per_s)
     sending_s = sent / local * link.core_s_per_byte * slower
     wire_s = max(link_s, sending_s)
-    owners_s, others_s = (s * slower for s in _kernels_s(values, bits, hosts, local, speeds))
-    kernels_s = owners_s + others_s
+    owners_s, rest_s = (s * slower for s in _kernels_s(values, bits, hosts, local, speeds))
+    kernels_s = owners_s + rest_s
     pieces, rounds = buckets, 2 * buckets  # rounds of latency that no other message hides
     if pipelined:
         stripe = values / (buckets * ranks)  # is cut as `exchange/layout.py` does
@@ -166,7 +166,7 @@ def exchange_s(
     latencies_s = rounds * link.latency_s if hosts > 1 else 0.0
     if pipelined:
         busiest_s = max(link_s, sending_s + kernels_s + messages_s)
-        total_s = busiest_s + min((owners_s + others_s / hosts) / pieces, link_s / pieces)
+        total_s = busiest_s + min((owners_s + rest_s / hosts) / pieces, link_s / pieces)
     else:
         total_s = wire_s + kernels_s + messages_s
     return ExchangeCost(wire_s, kernels_s, latencies_s + messages_s, latencies_s + total_s)
@@ -214,8 +214,8 @@ def best_bits(
 
 
 def most_bits_within(seconds: Mapping[float, float]) -> float:
-    """The most bits that take at most `WORTH` times as long as the fastest. Local."""
-    limit = WORTH * min(seconds.values())
+    """The most bits that take at most `TOLERANCE` times as long as the fastest. Local."""
+    limit = TOLERANCE * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
 
 
@@ -229,5 +229,5 @@ def _kernels_s(
         copied = values * (2 * local - 1) / local if local > 1 else 0.0
     own, (encode, decode, decode_add) = values / local, speeds.at(bits)
     owners_s = own / decode_add + own / hosts / encode
-    others_s = own / encode + values / decode
-    return owners_s, others_s + copied / speeds.decode_add[32]
+    rest_s = own / encode + values / decode
+    return owners_s, rest_s + copied / speeds.decode_add[32]

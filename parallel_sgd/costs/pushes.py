@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .measured import Measured
-from .model import CARRIED, encoded_bytes, most_bits_within
+from .model import LINK_EFFICIENCY, encoded_bytes, most_bits_within
 
 
 def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
@@ -28,7 +28,7 @@ def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
     """
     link, speeds = measured.link, measured.speeds
     startup_s = 2 * (link.latency_s + workers * link.message_s)
-    wire_s = (encoded_bytes(values, bits) + 4 * values) / (CARRIED * link.bytes_per_s)
+    wire_s = (encoded_bytes(values, bits) + 4 * values) / (LINK_EFFICIENCY * link.bytes_per_s)
     server_s = workers * (wire_s + values / speeds.decode[bits])
     return startup_s + values / speeds.encode[bits] + server_s
 

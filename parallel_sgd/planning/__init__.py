@@ -2,7 +2,7 @@
 
 from .candidates import Candidate, candidates
 from .job import Job, StepCost
-from .recommendation import Recommendation, otherwise, recommend, title
+from .recommendation import Recommendation, recommend, sensitivity, title
 
 __all__ = [
     "Candidate",
@@ -10,7 +10,7 @@ __all__ = [
     "Recommendation",
     "StepCost",
     "candidates",
-    "otherwise",
     "recommend",
+    "sensitivity",
     "title",
 ]

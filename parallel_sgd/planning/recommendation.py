@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..algorithms import BlockMomentumSGD
-from ..costs import WORTH
+from ..costs import TOLERANCE
 from .candidates import Blocks, Candidate, DataParallel, candidates
 from .job import Job
 
@@ -39,7 +39,9 @@ def recommend(job: Job) -> Recommendation:
     )
     efficiency, faster = same.cost(job).efficiency, blocks.cost(job).efficiency
     if faster < FASTER * efficiency:
-        rest = f"; block momentum would keep {faster:.0%}" if faster > WORTH * efficiency else ""
+        rest = (
+            f"; block momentum would keep {faster:.0%}" if faster > TOLERANCE * efficiency else ""
+        )
         return Recommendation(
             same,
             _options(same, job),
@@ -58,7 +60,7 @@ def recommend(job: Job) -> Recommendation:
     )
 
 
-def otherwise(job: Job, chosen: Candidate) -> list[tuple[str, Candidate]]:
+def sensitivity(job: Job, chosen: Candidate) -> list[tuple[str, Candidate]]:
     """What would be recommended if the kernels were faster or slower than they were measured, as
     they are under load: how, and what, where it is something else. Local."""
     found = []
@@ -77,7 +79,7 @@ def title(candidate: Candidate) -> str:
 def _simplest_of_fastest(among: Sequence[Candidate], job: Job) -> Candidate:
     """The first that takes no more than 5 % longer than the fastest."""
     seconds = [c.cost(job).total_s for c in among]
-    limit = WORTH * min(seconds)
+    limit = TOLERANCE * min(seconds)
     return next(c for c, total_s in zip(among, seconds, strict=True) if total_s <= limit)
 
 

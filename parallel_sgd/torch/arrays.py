@@ -30,7 +30,7 @@ def as_array(tensor: torch.Tensor) -> Array:
         UserError: the tensor's device or dtype has no arrays, or CuPy is missing.
 
     Local. Nothing is copied. On a GPU what PyTorch's current stream still does to the tensor comes
-    before what CuPy's current stream does next; for the way back there is `on_one_stream`.
+    before what CuPy's current stream does next; for the way back there is `on_default_stream`.
     """
     tensor = tensor.detach()
     kind = tensor.device.type
@@ -78,7 +78,7 @@ def checksum_of(tensor: torch.Tensor, before: int = 0) -> int:
 
 
 @contextmanager
-def on_one_stream(device: torch.device) -> Iterator[None]:
+def on_default_stream(device: torch.device) -> Iterator[None]:
     """For a `with` block a GPU is the current one, and PyTorch works on the stream that CuPy works
     on, the default one.
 

@@ -27,7 +27,7 @@ SMALL = 1e-6  #: what `torch.nn.utils.clip_grad_norm_` adds to a norm
 
 
 @dataclass
-class Used:
+class GradientUse:
     """Of a minibatch whose gradient is under way: which parameters have one on this rank.
 
     Attributes:
@@ -72,19 +72,19 @@ class Gradients:
         scaling: Scaling | None,
         overlap: Overlap | None,
         together: bool,
-        notes: Callable[[], int],
+        gathered_flags: Callable[[], int],
         sum_late: Callable[[Array], None],
     ) -> None:
         self._module, self._comm, self._mean, self._clip_norm = module, comm, mean, clip_norm
         self._divides = divides
         self._scaling, self._overlap, self._together = scaling, overlap, together
-        self._notes, self._sum_late = notes, sum_late
-        self._under_way: deque[Used] = deque()
+        self._gathered_flags, self._sum_late = gathered_flags, sum_late
+        self._under_way: deque[GradientUse] = deque()
         self._late = self.overflow = False
         self.unit = 0  # nothing has one yet
         self.norm: float | None = None
 
-    def gather(self, samples: int) -> Used:
+    def gather(self, samples: int) -> GradientUse:
         """Put this rank's gradients, counted by its samples, into the module's vector. Local.
 
         Raises:
@@ -92,11 +92,11 @@ class Gradients:
         """
         module, self._late, self.overflow = self._module, False, False
         if samples == 0:
-            module.give_up_gradients()
+            module.clear_gradients()
             if self._overlap is not None:
                 self._overlap.require_nothing_sent()
                 self._overlap.forget()
-            return Used([False] * len(module.tensors))
+            return GradientUse([False] * len(module.tensors))
         factor = samples / self.unit if self._mean else 1.0
         if self._scaling:
             factor /= self._scaling.scale
@@ -111,7 +111,7 @@ class Gradients:
             )
         if self._scaling:
             self.overflow = problem_with(module.gradient.flat) is not None
-        return Used(used)
+        return GradientUse(used)
 
     def settle_unit(self, samples: int, agree: Callable[[int], int]) -> None:
         """See that there is a unit: where ranks train together the samples of the first minibatch.
@@ -127,15 +127,15 @@ class Gradients:
         elif self.unit == 0:
             self.unit = agree(samples)  # still 0 where no rank has any
 
-    def note(self, used: Used) -> int:
+    def flags(self, used: GradientUse) -> int:
         """What the other ranks are to hear of the minibatch. Local."""
         return UNUSED * (not all(used.here)) + LATE * self._late
 
-    def begin(self, used: Used) -> None:
+    def begin(self, used: GradientUse) -> None:
         """The gradient is under way. Local."""
         self._under_way.append(used)
 
-    def skip(self, used: Used) -> None:
+    def skip(self, used: GradientUse) -> None:
         """No rank has a sample in this minibatch: its gradient, if any, will not be applied."""
         self._under_way = deque(other for other in self._under_way if other is not used)
 
@@ -154,7 +154,7 @@ class Gradients:
         if self.overflow and not self._together:
             return False
         whole = as_tensor(gradient)
-        if self._notes() >= LATE:
+        if self._gathered_flags() >= LATE:
             assert self._overlap is not None
             late = self._overlap.late().flat
             self._sum_late(late)
@@ -175,7 +175,7 @@ class Gradients:
         if not self._under_way:  # a checkpoint has brought the gradient
             return [True] * len(self._module.tensors)
         used = self._under_way.popleft()
-        asked = self._notes() % LATE > 0 if used.agreed is None else used.agreed
+        asked = self._gathered_flags() % LATE > 0 if used.agreed is None else used.agreed
         if not (self._together and asked):
             return used.here
         return [n > 0 for n in self._comm.sum_integers(np.array(used.here, np.int64)).tolist()]

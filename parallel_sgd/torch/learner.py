@@ -23,17 +23,17 @@ from ..training.recovery.rollback import COMMIT_EVERY
 from ..training.session.batches import Samples
 from ..training.session.means import weighted_means
 from ..validation import choice, integer, kind_of, number
-from .arrays import as_array, host_array, on_one_stream
-from .conduct import Conduct
+from .arrays import as_array, host_array, on_default_stream
 from .evaluation import Score, sums_over
 from .gradients import LATE, Gradients
-from .kept_buffers import KeptBuffers
+from .loop_checks import LoopChecks
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of, tensors_of
-from .optimizer.state import remembered
+from .optimizer.state import state_fingerprint
 from .optimizer.update_rule import TorchStep, rule_of
 from .overlap import Overlap
 from .refusals import require_unchanged_by_forward
+from .saved_buffers import SavedBuffers
 from .scaling import Scaling, require_scaler
 
 Reduction = Literal["mean", "sum"]
@@ -152,7 +152,7 @@ class Learner(ArrayLearner):
         self._scaling: Scaling | None = None
         self._overlap: Overlap | None = None
         self._holds_model = False  # what is not trained of it, as all ranks have it
-        with on_one_stream(device_of(model)):
+        with on_default_stream(device_of(model)):
             try:
                 rule = None
                 try:
@@ -165,7 +165,7 @@ class Learner(ArrayLearner):
                         "buffers": buffers,
                         "loss scale": None if scaler is None else scaler.state_dict(),
                         **layout_of(model),
-                        **(remembered(optimizer) if together else {}),
+                        **(state_fingerprint(optimizer) if together else {}),
                     }
                     self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
                 except UserError as error:
@@ -217,12 +217,12 @@ class Learner(ArrayLearner):
             broadcast(tensor, self.world, root)
         self._holds_model = True
         if self._module.gradient is not self.gradient:
-            self._work_with_gradients()
+            self._build_gradient_path()
 
-    def _work_with_gradients(self) -> None:
+    def _build_gradient_path(self) -> None:
         """Make what stands between the model's gradients and the algorithm. Local."""
         algorithm = self.algorithm
-        self._module.collect(self.gradient)
+        self._module.attach_gradient(self.gradient)
         self._overlap = None
         if algorithm.overlap:
             self._overlap = Overlap(self._module, self.ready, self._expected_weight)
@@ -235,17 +235,17 @@ class Learner(ArrayLearner):
             scaling=self._scaling,
             overlap=self._overlap,
             together=algorithm.synchronizes_every_step,
-            notes=lambda: self.consistency.notes,
+            gathered_flags=lambda: self.consistency.notes,
             sum_late=lambda vector: algorithm.sum_late(self.state, self.runner.work, vector),
         )
-        self._conduct = Conduct(self._module, algorithm, self.comm)
+        self._loop_checks = LoopChecks(self._module, algorithm, self.comm)
         self.model_state = ModelState(
             module=self._module,
             scaler=self._scaling and self._scaling.scaler,
             gradients=self._gradients,
         )
-        self._own_samples: int | None = None  # in the latest step that had some
-        self.skipped.kept["buffers"] = KeptBuffers(self.model)
+        self._local_samples: int | None = None  # in the latest step that had some
+        self.skipped.kept["buffers"] = SavedBuffers(self.model)
         self.skipped.keep(self.samples)
         self.local_step.prepare = self._gradients.prepare
         if isinstance(self.local_step, TorchStep):
@@ -257,8 +257,8 @@ class Learner(ArrayLearner):
         self._gradients.forget()
         self._forget_gradients()
         if self._scaling is not None:
-            self._scaling.begin_again()
-        self._own_samples = None
+            self._scaling.reset()
+        self._local_samples = None
         self.skipped.keep(self.samples)
 
     def _forget_minibatch(self) -> None:
@@ -268,7 +268,7 @@ class Learner(ArrayLearner):
         self.recovery.set_back("model")  # its forward pass has changed buffers, and drawn numbers
 
     def _forget_gradients(self) -> None:
-        self._module.give_up_gradients()
+        self._module.clear_gradients()
         if self._overlap is not None:
             self._overlap.forget()
 
@@ -307,7 +307,7 @@ class Learner(ArrayLearner):
         self.require_own_model("step")
         if self.serves:
             return super().step(samples)
-        with on_one_stream(self._module.device):
+        with on_default_stream(self._module.device):
             if self._announced.next_own() == 0:  # what a sampler gives a rank that has none
                 samples = 0
             loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -324,10 +324,10 @@ class Learner(ArrayLearner):
                 self.local_step.require_ready(self._scaling)
             gradients.settle_unit(samples, self.runner.agree)
             given = self._announced.since_step
-            self._conduct.before_step(samples, given, distributed=self.distributed)
+            self._loop_checks.before_step(samples, given, distributed=self.distributed)
             used = gradients.gather(samples)
         except UserError as error:
-            self._module.give_up_gradients()
+            self._module.clear_gradients()
             if isinstance(error, SharedError):
                 raise
             self.fail(str(error))
@@ -336,24 +336,24 @@ class Learner(ArrayLearner):
             gradients.overflow = self.runner.agree(int(gradients.overflow)) > 0
         if not gradients.overflow and (samples or together):
             gradients.begin(used)
-        self.consistency.note = gradients.note(used)
+        self.consistency.note = gradients.flags(used)
         try:
             total = super()._timed_step(samples)
         except BaseException:
             gradients.forget()
             if self._scaling is not None:
-                self._scaling.begin_again()
+                self._scaling.reset()
             raise
         finally:
             self.consistency.note = 0
         try:
-            self._conduct.after_step(samples, self._announced.taken)
+            self._loop_checks.after_step(samples, self._announced.taken)
         except UserError as error:
             self.fail(str(error))
         if not total or self.skipped.was_latest(self.samples):
             gradients.skip(used)
         used.agreed = self.consistency.notes % LATE > 0
-        self._own_samples = samples or self._own_samples
+        self._local_samples = samples or self._local_samples
         if self._scaling and total:
             self._scaling.update(overflow=gradients.overflow)
         return total
@@ -376,8 +376,9 @@ class Learner(ArrayLearner):
         if not self._mean:
             return 1.0
         announced = self._announced.next_own(backwards)
-        if announced is None or (backwards > 1 and self._own_samples):  # of one minibatch, or more
-            announced = self._own_samples
+        accumulated = backwards > 1 and self._local_samples  # of one minibatch or several: unknown
+        if announced is None or accumulated:
+            announced = self._local_samples
         return announced / self._gradients.unit if announced else None
 
     def scaled(self, loss: Any) -> Any:
@@ -416,9 +417,9 @@ class Learner(ArrayLearner):
         Its buffers become what the learner's `buffers` says, and stay so. Collective, as the block
         begins; not for ranks that only serve.
         """
-        with on_one_stream(self._module.device):
+        with on_default_stream(self._module.device):
             self.meet()
-            self.model_state.unite(self._buffers, self.comm)
+            self.model_state.synchronize_buffers(self._buffers, self.comm)
             modes = [(part, part.training) for part in self.model.modules()]
             with self.aside("evaluate"), self.shared_model(), torch.no_grad():
                 self.model.eval()
@@ -462,13 +463,13 @@ class Learner(ArrayLearner):
                 self.comm.raise_together(problem)
                 return weighted_means(self.comm, sums, total)
 
-        with on_one_stream(self._module.device):
+        with on_default_stream(self._module.device):
             return self.between_steps(means)
 
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model, with the buffers that
         the learner's `buffers` says. Collective."""
-        with on_one_stream(self._module.device):
+        with on_default_stream(self._module.device):
             super().finish()
 
     def model_arrays(self) -> dict[str, Any]:
@@ -479,7 +480,7 @@ class Learner(ArrayLearner):
     def _complete(self) -> None:
         super()._complete()
         if not self.serves:
-            self.model_state.unite(self._buffers, self.comm)
+            self.model_state.synchronize_buffers(self._buffers, self.comm)
 
     def _close(self, *, failed: bool) -> None:
         super()._close(failed=failed)

@@ -34,13 +34,13 @@ Array = Any  #: a NumPy or CuPy array
 Buffers = Literal["mean", "first", "local"]
 BUFFERS = get_args(Buffers)
 
-MEAN_OF_OTHERS = (
+MEAN_WARNING = (
     "buffer {name!r} differs between ranks and becomes their mean: give the learner "
     'buffers="mean" if that is meant, "first" to take rank 0\'s, or "local" to leave each rank its '
     "own"
 )
 
-ADDING = ("get_extra_state", "_save_to_state_dict", "state_dict")
+STATE_DICT_METHODS = ("get_extra_state", "_save_to_state_dict", "state_dict")
 """Methods of a module by which a class of its own adds to its `state_dict`."""
 
 LARGEST_COUNT = (1 << 31) - 1
@@ -91,7 +91,7 @@ class ModelState(Component):
         self.counters = {n: as_array(b) for n, b in tensors.items() if not _averaged(b)}
         self.others = {
             name: json.dumps(to_json(f"model.state_dict()[{name!r}]", value))
-            for name, value in _others_of(self.module.module).items()
+            for name, value in _extras_of(self.module.module).items()
         }
         self.random = {
             name: as_array(generator.get_state()) for name, generator in self.generators().items()
@@ -179,7 +179,7 @@ class ModelState(Component):
             state[key] = _value_of(text)
         module.load_state_dict(state, strict=False)
 
-    def unite(self, how: Buffers | None, comm: Communicator) -> None:
+    def synchronize_buffers(self, how: Buffers | None, comm: Communicator) -> None:
         """Make the buffers the same on all ranks.
 
         Args:
@@ -237,7 +237,7 @@ class ModelState(Component):
                 problem = None
                 if comm.rank == 0:
                     try:
-                        warn(MEAN_OF_OTHERS.format(name=name))
+                        warn(MEAN_WARNING.format(name=name))
                     except UserError as error:
                         problem = str(error)
                 comm.raise_together(problem)
@@ -301,16 +301,16 @@ def _value_of(text: str) -> Any:
     return from_json(parsed(text.encode(errors="replace")))
 
 
-def _adds_to_state_dict(part: nn.Module) -> bool:
+def _extends_state_dict(part: nn.Module) -> bool:
     """Whether a module's `state_dict` may have more than its parameters and buffers."""
-    own = (getattr(type(part), name) is not getattr(nn.Module, name) for name in ADDING)
+    own = (getattr(type(part), name) is not getattr(nn.Module, name) for name in STATE_DICT_METHODS)
     return any(own) or bool(part._state_dict_hooks or part._state_dict_pre_hooks)
 
 
-def _others_of(module: nn.Module) -> dict[str, Any]:
+def _extras_of(module: nn.Module) -> dict[str, Any]:
     """What a module's `state_dict` has that is neither parameter nor persistent buffer, by its
     keys: `get_extra_state`, or what a class or a hook of its own adds. Local."""
-    if not any(map(_adds_to_state_dict, module.modules())):
+    if not any(map(_extends_state_dict, module.modules())):
         return {}
     known = dict(module.named_parameters(remove_duplicate=False))
     known.update(buffers_of(module))

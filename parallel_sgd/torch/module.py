@@ -42,7 +42,7 @@ class FlatModule:
         parameters: the trainable ones by name, each once, in the order of ``named_parameters()``.
         tensors: the same as PyTorch knows them.
         device: of them all.
-        gradient: of the same layout, where backward leaves gradients: see `collect`.
+        gradient: of the same layout, where backward leaves gradients: see `attach_gradient`.
         backwards: by parameter, how many have added to its gradient since it was gathered or
             zeroed. (One with a graph of its own is not counted.)
         versions: by parameter, PyTorch's count of changes to its part of `gradient`, as backward
@@ -62,15 +62,15 @@ class FlatModule:
         require_dense(buffers_of(module))
         self.device = next(iter(self.tensors.values())).device
         for name, tensor in self.tensors.items():
-            if is_a_learners(tensor):
+            if belongs_to_learner(tensor):
                 raise UserError(
                     f"parameter {name!r} belongs to another learner already: close that one first"
                 )
         self.parameters = Parameters({name: as_array(p) for name, p in self.tensors.items()})
-        self.gradient: Parameters = None  # type: ignore[assignment]  # until `collect`
+        self.gradient: Parameters = None  # type: ignore[assignment]  # until `attach_gradient`
         self.backwards = [0] * len(self.tensors)
         self.versions = list(self.backwards)
-        self.left = Left()
+        self.probe = GradientProbe()
         self._hooks: list[Any] = []
         for name, tensor in self.tensors.items():
             tensor.data = as_tensor(self.parameters[name])
@@ -105,7 +105,7 @@ class FlatModule:
             hook.remove()
         self._hooks = []
 
-    def collect(self, gradient: Parameters) -> None:
+    def attach_gradient(self, gradient: Parameters) -> None:
         """From now on backward leaves gradients in a vector. Local.
 
         Args:
@@ -117,7 +117,7 @@ class FlatModule:
         self.versions[:] = (view._version for view in views)
         self._hooks = [
             p.register_post_accumulate_grad_hook(
-                _mover(number, view, self.backwards, self.versions, self.left)
+                _mover(number, view, self.backwards, self.versions, self.probe)
             )
             for number, (p, view) in enumerate(zip(self.tensors.values(), views, strict=True))
         ]
@@ -188,13 +188,13 @@ class FlatModule:
             for part in scaled if done else (as_tensor(flat),):
                 part.mul_(factor)
         self.backwards[:] = [0] * len(used)
-        self.left.values.clear()
+        self.probe.values.clear()
         return used
 
     def changed(self, own_hooks: int, *, sent: bool) -> str | None:
         """The name of a parameter whose gradient the program has changed or replaced since backward
-        has left it, so far as PyTorch counts changes and values in `left` show it; None where there
-        is none. Zeros, and a mean over the backwards that were added up, are no change.
+        has left it, so far as PyTorch counts changes and values in `probe` show it; None where
+        there is none. Zeros, and a mean over the backwards that were added up, are no change.
 
         Args:
             own_hooks: that the learner has on each parameter. Where there are others, they may have
@@ -214,7 +214,7 @@ class FlatModule:
             elif gradient is None or gradient.requires_grad or gradient.is_sparse:
                 continue
             hooks = getattr(p, "_post_accumulate_grad_hooks", None) or ()
-            backwards, before = self.backwards[number], self.left.values.get(number)
+            backwards, before = self.backwards[number], self.probe.values.get(number)
             if not backwards or len(hooks) > own_hooks or not (sent or before is not None):
                 continue
             now = _few_of(gradient)
@@ -226,7 +226,7 @@ class FlatModule:
         """Whether backward has left any. Local."""
         return any(p.grad is not None for p in self.tensors.values())
 
-    def give_up_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Forget what backward has left. Local."""
         for p in self.tensors.values():
             p.grad = None
@@ -266,7 +266,7 @@ def put(gradient: torch.Tensor | None, view: torch.Tensor) -> None:
         view.copy_(gradient.detach())
 
 
-class Left:
+class GradientProbe:
     """Some values of each gradient as backward has left it.
 
     Attributes:
@@ -297,7 +297,7 @@ def _few_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _mover(
-    number: int, view: torch.Tensor, backwards: list[int], versions: list[int], left: Left
+    number: int, view: torch.Tensor, backwards: list[int], versions: list[int], probe: GradientProbe
 ) -> Callable[[torch.Tensor], None]:
     """Moves a gradient that backward has made to its place, and counts. What later backwards
     compute, PyTorch adds to it there. One with a graph of its own (``create_graph=True``) stays as
@@ -317,13 +317,13 @@ def _mover(
                 view.copy_(gradient)
             parameter.grad = view
             backwards[number], versions[number] = 1, view._version
-        if left.keeps and parameter.grad is view:
-            left.keep(number, view)
+        if probe.keeps and parameter.grad is view:
+            probe.keep(number, view)
 
     return move
 
 
-def is_a_learners(parameter: torch.Tensor) -> bool:
+def belongs_to_learner(parameter: torch.Tensor) -> bool:
     """Whether it is a view of an open learner's vector. Local."""
     known = _wrapped.get(id(parameter))
     return known is not None and known() is parameter

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ..communication import Communicator, checked_timeout
 from ..errors import UserError
 from ..validation import instance, line_of
-from .refusals import require_mortal
+from .refusals import require_not_fault_tolerant
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  #: the variable that gloo reads
 LOOPBACK = "127.0.0.1"
@@ -56,7 +56,7 @@ def init_process_group(
     """
     instance("comm", comm, Communicator, "Communicator.world()")
     seconds = comm.together(lambda: _checked(comm, timeout_s))
-    address, own = _meet(comm)
+    address, own = _rendezvous(comm)
     before = os.environ.get(INTERFACE)
     os.environ.setdefault(INTERFACE, _interface_of(own))
     timeout = timedelta(seconds=seconds)
@@ -86,13 +86,13 @@ def init_process_group(
 
 
 def _checked(comm: Communicator, timeout_s: float | None) -> float:
-    require_mortal(comm, "init_process_group")
+    require_not_fault_tolerant(comm, "init_process_group")
     if dist.is_initialized():
         raise UserError("init_process_group: torch.distributed has a process group already")
     return checked_timeout(comm.timeout_s if timeout_s is None else timeout_s)
 
 
-def _meet(comm: Communicator) -> tuple[str, str]:
+def _rendezvous(comm: Communicator) -> tuple[str, str]:
     """An address of rank 0 that all ranks reach, and this rank's own that it does so from.
 
     Collective.
@@ -107,7 +107,7 @@ def _meet(comm: Communicator) -> tuple[str, str]:
         )
         reached = {}
         for address in addresses:
-            own = address if comm.rank == 0 else _tried(address, port, token)
+            own = address if comm.rank == 0 else _probe(address, port, token)
             if own is not None:
                 reached[address] = own
         everywhere = comm.allgather_object([*reached])
@@ -144,7 +144,7 @@ def _answer(server: socket.socket, token: bytes) -> None:
                 connection.sendall(token)
 
 
-def _tried(address: str, port: int, token: bytes) -> str | None:
+def _probe(address: str, port: int, token: bytes) -> str | None:
     """This rank's address as it reaches rank 0 at one of its own; None where it does not."""
     with (
         contextlib.suppress(OSError),

@@ -16,7 +16,7 @@ from ..validation import kind_of
 DTYPES = (torch.float32, torch.float64)
 
 
-def require_mortal(comm: Communicator, what: str) -> None:
+def require_not_fault_tolerant(comm: Communicator, what: str) -> None:
     """Refuse ranks that go on where some have died: PyTorch's process group cannot. Local.
 
     Raises:

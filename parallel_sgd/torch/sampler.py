@@ -95,22 +95,22 @@ class MinibatchSampler(Sampler[list[int]]):
             problem = str(error)
         if getattr(learner, "serves", False):
             return
-        self._problem, self._met = problem, -1
+        self._problem, self._agreed_generation = problem, -1
         model = getattr(learner, "model_state", None)  # with generators that checkpoints keep
         self._seed = None if model is None else LoaderSeed(model.generators().values())
         if self._recovery is None:
-            self._meet()
+            self._agree()
 
     @property
     def _recovery(self) -> Any:
         return getattr(self.learner, "recovery", None)
 
-    def _meet(self) -> None:
+    def _agree(self) -> None:
         """See that the ranks agree. Collective, once for each group of ranks: one that joins comes
         here as it begins, and the others as they go on."""
         comm = self.learner.comm
         generation = getattr(comm, "generation", 0)
-        if generation == self._met:
+        if generation == self._agreed_generation:
             return
         comm.raise_together(self._problem)
         facts = {
@@ -124,7 +124,7 @@ class MinibatchSampler(Sampler[list[int]]):
         if self._grouped is not None:
             facts[GROUPS_IN_USE] = self._grouped.open_groups
         comm.require_agreement(facts)
-        self._met = generation
+        self._agreed_generation = generation
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that the learner has not finished, up to `count`: one pass over
@@ -146,14 +146,14 @@ class MinibatchSampler(Sampler[list[int]]):
     def _whole_epoch(self, number: int) -> Iterator[int]:
         """An epoch's number; again, where ranks have died and some of it is left."""
         while True:
-            before = self._lost()
+            before = self._rollbacks()
             yield number
             if self._recovery is not None:
                 self._recovery.complete_pass()
-            if self._lost() == before or self._epoch_at(self.learner.samples) > number:
+            if self._rollbacks() == before or self._epoch_at(self.learner.samples) > number:
                 return
 
-    def _lost(self) -> int:
+    def _rollbacks(self) -> int:
         """How often training has gone back."""
         return 0 if self._recovery is None else int(self._recovery.times)
 
@@ -173,12 +173,12 @@ class MinibatchSampler(Sampler[list[int]]):
             return iter(())
         if self._seed is not None:
             self._seed.begin()
-        return AskedAgain(self._pass())
+        return ResumableIterator(self._pass())
 
     def _pass(self) -> Iterator[list[int] | None]:
         """The minibatches of a pass; None where there is nothing more at present."""
         learner = self.learner
-        self._meet_those_left()
+        self._agree_after_failure()
         with learner.feed() as feed:
             if feed.samples < self.start:
                 learner.fail(
@@ -187,7 +187,7 @@ class MinibatchSampler(Sampler[list[int]]):
                 )
             begin = self._epoch_at(feed.samples) * self.samples_per_epoch
             end = begin + self.samples_per_epoch
-            self._settle_seed(self.start + begin, feed.samples)
+            self._align_seed(self.start + begin, feed.samples)
             while True:
                 try:
                     last = yield from self._minibatches(feed, end)
@@ -196,10 +196,10 @@ class MinibatchSampler(Sampler[list[int]]):
                         feed.complete()
                     return
                 except Rewound:
-                    self._meet_those_left()
+                    self._agree_after_failure()
                     feed.begin_again()
 
-    def _settle_seed(self, begin: int, samples: int) -> None:
+    def _align_seed(self, begin: int, samples: int) -> None:
         """See that the epoch takes one number from PyTorch's generators.
 
         Args:
@@ -246,10 +246,10 @@ class MinibatchSampler(Sampler[list[int]]):
         model = getattr(self.learner, "model", None)
         return model is not None and any(p.grad is not None for p in model.parameters())
 
-    def _meet_those_left(self) -> None:
-        """`_meet`, again where ranks have died in it, for a learner that can go on."""
+    def _agree_after_failure(self) -> None:
+        """`_agree`, again where ranks have died in it, for a learner that can go on."""
         if self._recovery is not None:
-            cast(Any, self.learner).surviving(self._meet)
+            cast(Any, self.learner).surviving(self._agree)
 
     def _order(self, number: int) -> IndexArray | GroupedOrder:
         if self._grouped is None:
@@ -260,7 +260,7 @@ class MinibatchSampler(Sampler[list[int]]):
         return max(0, samples - self.start) // self.samples_per_epoch
 
 
-class AskedAgain:
+class ResumableIterator:
     """An iterator that goes on after its end, where there is more by then: a DataLoader with
     workers asks at each minibatch for one further ahead.
 

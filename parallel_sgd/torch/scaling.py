@@ -35,8 +35,8 @@ class Scaling:
 
     def __init__(self, scaler: Any, device: torch.device) -> None:
         self.scaler = scaler
-        self._told = torch.nn.Parameter(torch.zeros(1, device=device))
-        self._telling = torch.optim.SGD([self._told], lr=0.0)
+        self._flag = torch.nn.Parameter(torch.zeros(1, device=device))
+        self._flag_optimizer = torch.optim.SGD([self._flag], lr=0.0)
 
     @property
     def scale(self) -> float:
@@ -68,18 +68,18 @@ class Scaling:
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """The minibatch has not come to an end: forget that its gradients were looked at."""
         if self.scaler.is_enabled():
-            self.scaler.scale(self._told.detach())
+            self.scaler.scale(self._flag.detach())
             self.scaler.update(self.scale)
 
     def update(self, *, overflow: bool) -> None:
         """The minibatch is over: a new scale, by the scaler's own rule."""
         if not self.scaler.is_enabled():
             return
-        self.scaler.scale(self._told.detach())  # on a rank that has had no loss yet
-        self._told.grad = torch.full_like(self._told, float("inf") if overflow else 0.0)
-        self.scaler.unscale_(self._telling)
-        self.scaler.step(self._telling)
+        self.scaler.scale(self._flag.detach())  # on a rank that has had no loss yet
+        self._flag.grad = torch.full_like(self._flag, float("inf") if overflow else 0.0)
+        self.scaler.unscale_(self._flag_optimizer)
+        self.scaler.step(self._flag_optimizer)
         self.scaler.update()

@@ -63,13 +63,13 @@ def outputs_of(model: nn.Module, x: Any) -> Any:
         return host_array(model(torch.from_numpy(x).to(device)))
 
 
-def seed_everywhere(seed: int) -> None:
+def seed_initial_values(seed: int) -> None:
     """Seed PyTorch's generators for a model's initial values: alike on all ranks. Local, but for
     the whole process."""
     torch.manual_seed(seed % 2**63)
 
 
-def seed_of_rank(seed: int, rank: int) -> None:
+def seed_training(seed: int, rank: int) -> None:
     """Seed PyTorch's generators for training: those of dropout, say, which are to differ between
     ranks. Local, but for the whole process."""
     own = np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)

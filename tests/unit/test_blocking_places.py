@@ -154,7 +154,7 @@ REASONS = {
     "torch/ddp/state.py: HookState._vector: wait": "see Job.wait",
     "torch/process_group.py: _listening: join": "a thread that the line before ends",
     "torch/process_group.py: _answer: accept": "shutdown ends it",
-    "torch/process_group.py: _tried: recv": "the connection has a timeout",
+    "torch/process_group.py: _probe: recv": "the connection has a timeout",
     "training/learner.py: Learner.finish: wait": "see InBackground.wait",
     "training/learner_setup.py: LearnerSetup.abandon: wait": "likewise",
     "training/checkpoint/folder_lock.py: FolderLock._acquire: while": "has a deadline in its body",

@@ -12,7 +12,7 @@ from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, s
 from parallel_sgd.communication.messages import PIECE_VALUES
 from parallel_sgd.compression import auto_bits, codec_for, registered_bits
 from parallel_sgd.costs import (
-    CARRIED,
+    LINK_EFFICIENCY,
     KernelSpeeds,
     Link,
     best_bits,
@@ -56,7 +56,7 @@ def test_the_bytes_are_those_that_an_exchange_sends(bits, ranks):
 
 def test_a_slow_link_takes_all_the_time():
     cost = exchange_s(10**8, 32, 4, SLOW, FREE)
-    assert cost.total_s == cost.wire_s == pytest.approx(2 * 3 / 4 * 4e8 / 1e8 / CARRIED)
+    assert cost.total_s == cost.wire_s == pytest.approx(2 * 3 / 4 * 4e8 / 1e8 / LINK_EFFICIENCY)
     assert cost.kernels_s == cost.startup_s == 0
 
 
@@ -133,7 +133,7 @@ def test_more_bits_are_taken_up_to_five_percent():
         link = replace(SLOW, latency_s=latency_s)
         return best_bits(10**6, 2, link, FREE, allowed=(32, 16))
 
-    rate = 1e8 * CARRIED
+    rate = 1e8 * LINK_EFFICIENCY
     saved = (bytes_sent(10**6, 32, 2) - bytes_sent(10**6, 16, 2)) / rate
     even = (saved / 0.05 - bytes_sent(10**6, 16, 2) / rate) / 2
     assert chosen(1.01 * even) == 32

@@ -19,7 +19,7 @@ from parallel_sgd.command_line import info, links
 from parallel_sgd.command_line.main import main
 from parallel_sgd.communication.job_environment import without_launcher
 from parallel_sgd.compression import registered_bits
-from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, measured
+from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, measured
 from parallel_sgd.training.session.run_folder import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
@@ -236,7 +236,7 @@ def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> 
         assert set(row["seconds"]) == {"collective", "pipelined"}
         assert list(row["predicted_s"]) == ["32", "16", "8", "4", "1", "0.5", "0.25", "0.1"]
     # 2 (K-1)/K n values of 4 bytes at 1 MB/s
-    assert many["predicted_s"]["32"] == pytest.approx(4 / 3 / CARRIED, rel=0.05)
+    assert many["predicted_s"]["32"] == pytest.approx(4 / 3 / LINK_EFFICIENCY, rel=0.05)
     (command,) = started
     assert command[1:6] == ["-m", "parallel_sgd", "run", "-n", "3"]
     assert command[6:] == ["-m", "parallel_sgd.command_line.links"]

@@ -16,9 +16,9 @@ from parallel_sgd.command_line import plan
 from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.train import command as train
 from parallel_sgd.compression import auto_bits, registered_bits
-from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
+from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, exchange_s
 from parallel_sgd.exchange import ExchangeOptions
-from parallel_sgd.planning import Job, candidates, otherwise, recommend
+from parallel_sgd.planning import Job, candidates, recommend, sensitivity
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
 SPEEDS = KernelSpeeds(
@@ -94,7 +94,7 @@ def test_a_step_without_overlap_is_compute_and_exchange():
 
 
 def test_overlap_hides_wire_behind_two_thirds_of_the_step():
-    job = replace(JOB, link=Link(0.0, 2 * 63 / 64 * 240e6 / 0.1 / CARRIED, message_s=0.0))
+    job = replace(JOB, link=Link(0.0, 2 * 63 / 64 * 240e6 / 0.1 / LINK_EFFICIENCY, message_s=0.0))
     assert job.exchange(32, 1).wire_s == pytest.approx(0.1)
     hidden = DataParallel(32, overlap=True).cost(job)
     assert hidden.total_s == pytest.approx(0.2, rel=0.05)
@@ -203,10 +203,10 @@ def test_one_bit_is_recommended_from_the_first_step_on(vectors):
 
 def test_what_hangs_on_the_kernels_speed_is_said(capsys):
     """Near a limit a machine under load gives another answer; far from it none does."""
-    assert otherwise(ONE_BIT, recommend(ONE_BIT).choice) == []
+    assert sensitivity(ONE_BIT, recommend(ONE_BIT).choice) == []
     slow = replace(ONE_BIT, speeds=SPEEDS.times(0.1))
     chosen = recommend(slow).choice
-    ((how, other),) = otherwise(slow, chosen)
+    ((how, other),) = sensitivity(slow, chosen)
     assert how == "twice as fast"
     assert other == recommend(replace(slow, speeds=SPEEDS.times(0.2))).choice != chosen
 

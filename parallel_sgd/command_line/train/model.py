@@ -141,9 +141,9 @@ def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if importlib.util.find_spec("torch") is not None:
-        from ...torch.tasks import seed_everywhere
+        from ...torch.tasks import seed_initial_values
 
-        seed_everywhere(seed)
+        seed_initial_values(seed)
 
 
 def _imported(path: Path) -> ModuleType:
@@ -173,7 +173,7 @@ def _torch_model(
     """A PyTorch module of the user's."""
     try:
         from ...torch import Learner as TorchLearner
-        from ...torch.tasks import objective_for, seed_of_rank
+        from ...torch.tasks import objective_for, seed_training
     except ImportError as error:
         raise UserError(
             f"model={shown(options.model)} must give a model of parallel_sgd.models: it gave "
@@ -194,7 +194,7 @@ def _torch_model(
     def make_learner(
         optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator, **how: Any
     ) -> Learner:
-        seed_of_rank(options.seed, comm.rank)
+        seed_training(options.seed, comm.rank)
         return TorchLearner(objective.model, optimizer, algorithm, comm, **how)
 
     return TrainingModel(objective, make_learner, lambda dataset: dataset)

@@ -25,7 +25,7 @@ from ...kernels import array_module, finish_on_device
 from ...parameters import Parameters
 from ...training.preparing import prepare_kernels
 from ..arrays import as_array
-from ..module import is_a_learners
+from ..module import belongs_to_learner
 from .bucket_sum import BucketSum, ParameterResidual
 
 Array = Any  #: a NumPy or CuPy array
@@ -199,7 +199,7 @@ class Buckets:
         for parameter in parameters:
             name = self._name(parameter)
             require_dtype(f"parameter {name!r}", parameter.dtype, self._options)
-            if is_a_learners(parameter):
+            if belongs_to_learner(parameter):
                 raise UserError(
                     f"parameter {name!r} belongs to a psgd.torch.Learner, which exchanges its "
                     "gradient itself: train the model by the learner, or by DDP with the hook"

@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...exchange import ExchangeOptions
 from ...options import require_options, values_of
 from ...validation import kind_of, shown
-from ..refusals import require_mortal
+from ..refusals import require_not_fault_tolerant
 from ..scaling import require_scaler
 from .buckets import require_dtype
 from .state import HookState, require_size_of
@@ -98,7 +98,7 @@ def hook_state(
                 "process_group must be one of torch.distributed's, or None: it is "
                 f"{kind_of(process_group)}"
             )
-        require_mortal(comm, "hook_state")
+        require_not_fault_tolerant(comm, "hook_state")
         require_options("hook_state", ExchangeOptions, options)
         chosen = ExchangeOptions(**options)
         require_size_of(process_group, comm.size)

@@ -86,7 +86,7 @@ class ParameterItself:
 
 
 @dataclass(frozen=True)
-class ProgramsOwn:
+class ProgramValue:
     """In place of a value in a parameter group that the program has put there, such as a function:
     what can be compared of it."""
 
@@ -113,7 +113,7 @@ def _add_tag(kind: Any, tag: str, *types: Any) -> None:
 _add_tag(PartOfVector, "optimizer.vector", str, str)
 _add_tag(ValuesOf, "optimizer.values", str, str, tuple, tuple, bool)
 _add_tag(ParameterItself, "optimizer.parameter", str)
-_add_tag(ProgramsOwn, "optimizer.own", str)
+_add_tag(ProgramValue, "optimizer.own", str)
 _add_tag(WithDefault, "optimizer.defaultdict", str | None, dict)
 
 ATOMIC = frozenset({int, float, bool, str, type(None)})
@@ -214,7 +214,7 @@ class Writer:
             name = None if factory is None else getattr(factory, "__name__", "")
             return WithDefault(name, dict(value)) if name is None or name in FACTORIES else value
         if path in self._own:
-            return ProgramsOwn(self._own[path])
+            return ProgramValue(self._own[path])
         return value
 
     def _tag(self, tensor: torch.Tensor, path: Path) -> Any:
@@ -298,8 +298,8 @@ class Reader:
                 raise UserError(f"names {shown(value.factory)} as the default of a dictionary")
             factory = None if value.factory is None else FACTORIES[value.factory]
             return defaultdict(factory, mapped(value.entries, self._leaf, path))
-        if isinstance(value, ProgramsOwn):
-            return self._of_program(value, path)
+        if isinstance(value, ProgramValue):
+            return self._program_value(value, path)
         return value
 
     def _of_vector(self, part: PartOfVector) -> torch.Tensor:
@@ -337,7 +337,7 @@ class Reader:
         back = sorted(range(len(shape)), key=stored.axes.__getitem__)
         return tensor.permute(stored.axes).contiguous().permute(back)
 
-    def _of_program(self, own: ProgramsOwn, path: Path) -> Any:
+    def _program_value(self, own: ProgramValue, path: Path) -> Any:
         value = self._present
         try:
             for key in path:
@@ -368,7 +368,7 @@ def _axes_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return axes if tensor.permute(axes).is_contiguous() else tuple(range(tensor.dim()))
 
 
-def programs_own(state_dict: Any) -> dict[Path, str]:
+def program_values(state_dict: Any) -> dict[Path, str]:
     """What parameter groups have that no checkpoint can hold, by path: what can be compared of it.
     A checkpoint leaves it as the program has put it there. Local."""
     own: dict[Path, str] = {}

@@ -24,7 +24,7 @@ from ...validation import line_of, shown
 from ..arrays import checksum_of
 from ..module import FlatModule, plain_name
 from .comparable import comparable
-from .document import ATOMIC, PartOfVector, Reader, Writer, mapped, programs_own
+from .document import ATOMIC, PartOfVector, Reader, Writer, mapped, program_values
 from .entries import Entries
 from .vectors import OptimizerVectors
 
@@ -77,7 +77,7 @@ class TorchOptimizerState(OptimizerState):
         """The state as it is, which may be that of earlier training. Local."""
         state = cls(optimizer=optimizer, module=module)
         state.vectors = OptimizerVectors(optimizer, module, state.buffers)
-        state.own = programs_own(optimizer.state_dict())
+        state.own = program_values(optimizer.state_dict())
         names = {p: name for name, p in module.tensors.items()}
         state.known = Entries(lambda: Writer(state.vectors.part_of, names, state.own))
         state.vectors.move()
@@ -219,9 +219,9 @@ class TorchOptimizerState(OptimizerState):
         return super().copied(room) | {"state_dict": state_dict, "groups": groups}
 
     def put_back(self, copied: Mapping[str, Any]) -> None:
-        self._go_back(copied, self._changed_by_steps)
+        self._restore(copied, self._changed_by_steps)
 
-    def _go_back(self, copied: Mapping[str, Any], goes_back: Any) -> None:
+    def _restore(self, copied: Mapping[str, Any], goes_back: Any) -> None:
         """See `put_back`.
 
         Args:
@@ -294,9 +294,9 @@ class TorchOptimizerState(OptimizerState):
             raise UserError(f"has a state of the optimizer that {error}") from None
         kept = self.copied({})
         try:  # who knows what an optimizer requires of its own state
-            self._give(packed)
+            self._call_load_state_dict(packed)
         finally:
-            self._go_back(kept, lambda *_: True)
+            self._restore(kept, lambda *_: True)
 
     def restored(self) -> None:
         """Give PyTorch's own state what a checkpoint has brought."""
@@ -383,7 +383,7 @@ class TorchOptimizerState(OptimizerState):
             as_they_are: whether the tensors keep their dtypes, too, which PyTorch would change to
                 their parameters'.
         """
-        for p, of_p in self._give(state_dict).items():
+        for p, of_p in self._call_load_state_dict(state_dict).items():
             states = [o.state[p] for o in self.vectors.owners if p in o.state]
             for key, value in of_p.items() if states else ():
                 now = states[0].get(key)
@@ -392,7 +392,7 @@ class TorchOptimizerState(OptimizerState):
                     states[0][key] = value
         self.vectors.move()
 
-    def _give(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
+    def _call_load_state_dict(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
         """Call ``load_state_dict()``. Dictionaries of parameter groups stay the same objects, since
         schedulers hold them.
 
@@ -406,7 +406,7 @@ class TorchOptimizerState(OptimizerState):
             for o in self.vectors.optimizers
             if isinstance(groups := vars(o).get("param_groups"), list)
         ]
-        given, state_dict = self._apart(state_dict)
+        given, state_dict = self._split_states(state_dict)
         try:
             self.optimizer.load_state_dict(state_dict)
         except Exception as error:
@@ -416,10 +416,10 @@ class TorchOptimizerState(OptimizerState):
             ) from error
         finally:
             for one, groups, dictionaries in held:
-                _take_over(one, groups, dictionaries)
+                _restore_group_dicts(one, groups, dictionaries)
         return given
 
-    def _apart(self, state_dict: Any) -> tuple[dict[Any, dict[Any, Any]], Any]:
+    def _split_states(self, state_dict: Any) -> tuple[dict[Any, dict[Any, Any]], Any]:
         """The states in a ``state_dict()`` of PyTorch's form, by parameter; and it without arrays
         of NumPy's in them, which ``load_state_dict()`` takes for containers of tensors."""
         numbers = self._names_by_number(state_dict)
@@ -451,7 +451,7 @@ def _values_of(groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, groups))
 
 
-def _take_over(
+def _restore_group_dicts(
     optimizer: Any, groups: list[dict[str, Any]], dictionaries: Sequence[dict[str, Any]]
 ) -> None:
     """Have the parameter groups that ``load_state_dict()`` has made in the dictionaries that there
@@ -508,7 +508,7 @@ def _may_replace(value: Any) -> bool:
     return value is None or isinstance(value, bool) or _is_number(value)
 
 
-def remembered(optimizer: Any) -> dict[str, str]:
+def state_fingerprint(optimizer: Any) -> dict[str, str]:
     """What an optimizer of PyTorch's has kept of earlier training, for the ranks to compare; one of
     ours begins anew. Local."""
     if not isinstance(optimizer, torch.optim.Optimizer):

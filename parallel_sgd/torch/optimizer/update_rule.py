@@ -182,7 +182,7 @@ class TorchStep(LocalStep):
                 self._allow_for_quantization(samples)
         finally:
             self._stepping = False
-        module.give_up_gradients()
+        module.clear_gradients()
         self.state.adopt()
 
     def _allow_for_quantization(self, samples: int) -> None:

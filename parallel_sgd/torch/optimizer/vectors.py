@@ -79,16 +79,16 @@ class OptimizerVectors:
         if not self._unchanged():
             self.move()
         else:
-            self._keep_gradients()
+            self._copy_from_gradient()
 
     def move(self) -> None:
         """The same, without looking first whether there are any."""
         entries = [*self._entries()]
-        alike = [entry for entry in entries if self._is_like_parameter(entry)]
-        known = {*self.vectors, *(_name(entry.key) for entry in alike if entry.tensor.dim())}
-        alike = [entry for entry in alike if entry.tensor.dim() or _name(entry.key) in known]
+        matching = [entry for entry in entries if self._matches_parameter(entry)]
+        known = {*self.vectors, *(_name(entry.key) for entry in matching if entry.tensor.dim())}
+        matching = [entry for entry in matching if entry.tensor.dim() or _name(entry.key) in known]
         self._parts, moving = {}, list[_Entry]()
-        for entry in alike:
+        for entry in matching:
             for name in self._names_of(entry):
                 view = self._view(name, entry.number)
                 if view is not None and _same_place(entry.tensor, view):
@@ -96,13 +96,13 @@ class OptimizerVectors:
                     break
             else:
                 moving.append(entry)
-        ours = {id(entry) for entry in alike}
+        ours = {id(entry) for entry in matching}
         others = [entry for entry in entries if id(entry) not in ours]
-        self._leave_memory_of_others(moving, others)
+        self._copy_overlapping(moving, others)
         if moving:
-            self._move(moving, self._seen_elsewhere(moving, others))
-        self._watch(alike)
-        self._keep_gradients()
+            self._move(moving, self._memory_with_other_views(moving, others))
+        self._watch(matching)
+        self._copy_from_gradient()
 
     def part_of(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """The vector and the parameter whose part of it a tensor is; None where it is none."""
@@ -137,7 +137,7 @@ class OptimizerVectors:
             of_p.get(key) is value for of_p, key, value in self._watched
         )
 
-    def _watch(self, alike: list[_Entry]) -> None:
+    def _watch(self, matching: list[_Entry]) -> None:
         """What says, in the next `update`, that nothing is new."""
         self._states = [(o, o.state, [*map(id, o.state.values())]) for o in self.owners]
         self._held = [
@@ -147,9 +147,9 @@ class OptimizerVectors:
             if isinstance(of_p, dict)
         ]
         self._lengths = [*map(len, self._held)]
-        self._watched = [(entry.holder, entry.key, entry.tensor) for entry in alike]
+        self._watched = [(entry.holder, entry.key, entry.tensor) for entry in matching]
         self._known = {}
-        for entry in alike:
+        for entry in matching:
             if part := self.part_of(entry.tensor):
                 self._known[id(entry.tensor)] = entry.tensor, entry.tensor.data_ptr(), part
         self._watched += [
@@ -165,17 +165,17 @@ class OptimizerVectors:
                 if not isinstance(of_p, dict) or p not in self._numbers:
                     continue
                 for key, value in of_p.items():
-                    if type(value) in TENSORS and _has_memory(value):
+                    if type(value) in TENSORS and _has_storage(value):
                         yield _Entry(of_p, key, value, self._numbers[p], number)
 
-    def _is_like_parameter(self, entry: _Entry) -> bool:
+    def _matches_parameter(self, entry: _Entry) -> bool:
         """Whether a tensor has a value for each of the parameter's. (If the parameter is of no
         dimension, so may a step counter be: `move` goes by other parameters' states.)"""
         tensor, p = entry.tensor, self._parameters[entry.number]
         kinds = [(t.shape, t.dtype, t.device) for t in (tensor, p)]
         return kinds[0] == kinds[1] and tensor.numel() > 0
 
-    def _leave_memory_of_others(self, moving: list[_Entry], others: list[_Entry]) -> None:
+    def _copy_overlapping(self, moving: list[_Entry], others: list[_Entry]) -> None:
         """Copy what would be overwritten: what lies in the gradient, which the next backward
         changes, or in a part of a vector that another tensor has now, as where an optimizer gives
         two of its tensors each other's names."""
@@ -191,14 +191,14 @@ class OptimizerVectors:
             if tensor.data_ptr() not in self._parts and _lies_in(tensor, self.vectors.values()):
                 tensor.data = tensor.detach().clone()
 
-    def _keep_gradients(self) -> None:
+    def _copy_from_gradient(self) -> None:
         """Copy what lies in the gradient of what states have in lists and the like."""
         waiting, gradient = [*self._containers], self._gradient()
         while waiting:
             held = waiting.pop()
             for key, value in [*(held.items() if isinstance(held, dict) else enumerate(held))]:
                 if isinstance(value, torch.Tensor):
-                    if _has_memory(value) and _lies_in(value, gradient):
+                    if _has_storage(value) and _lies_in(value, gradient):
                         held[key] = value.detach().clone()
                 elif isinstance(value, dict | list | deque):
                     waiting.append(value)
@@ -206,7 +206,7 @@ class OptimizerVectors:
     def _gradient(self) -> list[Array]:
         return [] if self._module.gradient is None else [self._module.gradient.flat]
 
-    def _seen_elsewhere(self, moving: list[_Entry], others: list[_Entry]) -> set[int]:
+    def _memory_with_other_views(self, moving: list[_Entry], others: list[_Entry]) -> set[int]:
         """Memory of which the optimizers have other views than the tensors to be moved."""
         objects = {id(entry.tensor) for entry in moving}
         seen = {_memory_of(entry.tensor) for entry in others}
@@ -218,7 +218,7 @@ class OptimizerVectors:
             seen |= {_memory_of(tensor) for tensor in found if id(tensor) not in objects}
         return seen
 
-    def _move(self, moving: list[_Entry], seen_elsewhere: set[int]) -> None:
+    def _move(self, moving: list[_Entry], other_views: set[int]) -> None:
         moved: dict[int, torch.Tensor] = {}
         taken = {*self._parts.values()}
         for entry in moving:
@@ -229,7 +229,7 @@ class OptimizerVectors:
                 tensor.data = moved[place]
                 continue
             of_parameter = _lies_in(tensor, [self._module.parameters.flat])
-            if of_parameter or _memory_of(tensor) in seen_elsewhere:
+            if of_parameter or _memory_of(tensor) in other_views:
                 continue
             name = next((n for n in self._names_of(entry) if (n, entry.number) not in taken), None)
             if name is None:
@@ -289,7 +289,7 @@ def _lies_in(tensor: torch.Tensor, vectors: Iterable[Array]) -> bool:
     return False
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def _has_storage(tensor: torch.Tensor) -> bool:
     return bool(tensor.layout == torch.strided and not tensor.is_meta)
 
 
@@ -301,7 +301,7 @@ def _memory_of(tensor: torch.Tensor) -> int:
 def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """Tensors with memory in containers of containers."""
     if isinstance(value, torch.Tensor):
-        if _has_memory(value):
+        if _has_storage(value):
             yield value
     elif depth and isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:

@@ -8,7 +8,7 @@ from torch import nn
 from .module import buffers_of
 
 
-class KeptBuffers:
+class SavedBuffers:
     """The statistics of BatchNorm and the like, to be put back where a minibatch is left out.
 
     Args:

@@ -33,7 +33,7 @@ TOO_FEW = (
 )
 
 
-class Conduct:
+class LoopChecks:
     """Looks at what a loop does between two steps, and warns once of each thing.
 
     Args:
@@ -51,7 +51,7 @@ class Conduct:
         exchanged = comm.size > 1 and algorithm.synchronizes_every_step
         self._looks_for_changes = self._warns and exchanged
         self._looks_next = True
-        module.left.keeps = self._looks_for_changes and not self._overlap
+        module.probe.keeps = self._looks_for_changes and not self._overlap
         self._steps = self._short = 0
         self._given = self._added_up = 0  # minibatches for the step under way; as many as backwards
 
@@ -68,12 +68,12 @@ class Conduct:
             return
         self._steps += 1
         looks, self._looks_next = self._looks_next, self._is_due(self._steps + 1)
-        self._module.left.keeps = self._looks_next and not self._overlap
+        self._module.probe.keeps = self._looks_next and not self._overlap
         if not looks:
             return
         name = self._module.changed(own_hooks=1 + self._overlap, sent=self._overlap)
         if name is not None:
-            self._looks_for_changes = self._module.left.keeps = False
+            self._looks_for_changes = self._module.probe.keeps = False
             warn((CHANGED_TOO_LATE if self._overlap else CHANGED).format(name=name))
 
     def _is_due(self, step: int) -> bool:
