@@ -43,7 +43,7 @@ COMPILING_ANEW = (
     "compiling kernels, which takes some seconds of every run, as no folder can keep them: set "
     "NUMBA_CACHE_DIR to a folder that can be written"
 )
-WAITED_IN_VAIN = "another process keeps a kernel locked: compiling without waiting"
+LOCK_TIMED_OUT = "another process keeps a kernel locked: compiling without waiting"
 UNREADABLE = "compiling kernels anew, as a file of compiled kernels cannot be read"
 
 
@@ -85,11 +85,11 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
         kernel's lock until the end of `compile`, unless it has waited in vain."""
         rtsys.initialize(target_context)
         if self._disk is None:
-            _at_present.say(COMPILING_ANEW)
+            _thread_state.say(COMPILING_ANEW)
             return None
         code = self._load(sig, target_context)
         if code is None:
-            _at_present.say(COMPILING)
+            _thread_state.say(COMPILING)
             path = Path(self._disk.cache_path, f"{self._disk._impl.filename_base}.lock")
             self._lock.acquire(path)
             code = self._load(sig, target_context)
@@ -102,7 +102,7 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
         except FileNotFoundError:
             return None
         except Exception as error:  # damaged bytes raise anything when they are unpickled
-            _at_present.say(f"{UNREADABLE} ({self._disk.cache_path}: {type(error).__name__})")
+            _thread_state.say(f"{UNREADABLE} ({self._disk.cache_path}: {type(error).__name__})")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -111,7 +111,7 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
             if self._disk is not None:
                 self._disk.save_overload(sig, data)
         except OSError:  # a full disk, say: the machine code is there for this run
-            _at_present.say(COMPILING_ANEW)
+            _thread_state.say(COMPILING_ANEW)
 
 
 class _Files(IndexDataCacheFile):  # type: ignore[misc] # Numba has no types
@@ -149,7 +149,7 @@ class KernelIsLocked(Exception):
     """Another process compiles a kernel, and this one has something else to do."""
 
 
-class _AtPresent(threading.local):
+class _ThreadState(threading.local):
     """What the calling thread does.
 
     Attributes:
@@ -158,12 +158,12 @@ class _AtPresent(threading.local):
         say: called with a line before kernels are compiled.
     """
 
-    puts_off = False
+    skips_locked = False
     locks = 0
     say: Callable[[str], object] = staticmethod(lambda line: None)
 
 
-_at_present = _AtPresent()
+_thread_state = _ThreadState()
 
 
 class _Lock:
@@ -174,7 +174,7 @@ class _Lock:
     """
 
     #: Whether this process has waited for a lock in vain: it waits for no other.
-    fruitless: ClassVar[bool] = False
+    timed_out: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -195,7 +195,7 @@ class _Lock:
         try:
             if self._wait(file):
                 self._file = file
-                _at_present.locks += 1
+                _thread_state.locks += 1
         finally:
             if self._file is None:
                 os.close(file)
@@ -208,22 +208,22 @@ class _Lock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                if _at_present.puts_off and not _at_present.locks:
+                if _thread_state.skips_locked and not _thread_state.locks:
                     raise KernelIsLocked from None
             except OSError:
                 return False
-            if _Lock.fruitless:
+            if _Lock.timed_out:
                 return False
             if time.monotonic() >= deadline:
-                _Lock.fruitless = True
-                _at_present.say(WAITED_IN_VAIN)
+                _Lock.timed_out = True
+                _thread_state.say(LOCK_TIMED_OUT)
                 return False
             time.sleep(_LOOK_EVERY_S)
 
     def release(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            _at_present.locks -= 1
+            _thread_state.locks -= 1
             fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
             os.close(file)
 
@@ -255,7 +255,7 @@ def prepare(
     first = number % at_once % max(1, len(calls))
     in_order = [*calls[first:], *calls[:first]]
     later: list[Callable[[], object]] = []
-    _at_present.say, _at_present.puts_off = say_once, True
+    _thread_state.say, _thread_state.skips_locked = say_once, True
     try:
         for place, call in enumerate(in_order):
             try:
@@ -265,12 +265,12 @@ def prepare(
                     later = in_order
                     break
                 later.append(call)
-        _at_present.puts_off = False
+        _thread_state.skips_locked = False
         for call in later:
             call()
     finally:
-        del _at_present.say
-        _at_present.puts_off = False
+        del _thread_state.say
+        _thread_state.skips_locked = False
 
 
 def _cores() -> int:

@@ -94,7 +94,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             projected_step=projected_step if optimizer.optimizer.has_second_moment else None,
         )
         if exchange.overlapped is not None:
-            exchange.overlapped.keeps_residuals = lambda: work.skipped.skips
+            exchange.overlapped.restores_residuals = lambda: work.skipped.skips
         sent = work.parameters.like().flat if self.double_buffering else None
         return DataParallelState(exchange=exchange, sent=sent)
 

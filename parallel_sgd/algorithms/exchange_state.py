@@ -126,7 +126,7 @@ class ExchangeState(Component):
             name = f"gradient exchange of rank {comm.rank}"
             state.overlapped = OverlappedExchange(state.buckets, name)
             if state.projecting is not None:
-                state.overlapped.complete = state.projecting.add
+                state.overlapped.on_complete = state.projecting.add
         return state
 
     @classmethod
@@ -361,7 +361,7 @@ class ExchangeState(Component):
     def _replace(self, bits: float | str) -> None:
         self.wait()  # what is under way is counted by the exchange that does it
         before, self.current = self.current, self._exchange(bits)
-        self.current.go_on_from(before)
+        self.current.carry_over_bytes_sent(before)
 
     def _exchange(self, bits: float | str) -> Exchange:
         self.current_bits, compression = bits, self.options.compression

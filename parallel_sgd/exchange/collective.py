@@ -17,7 +17,7 @@ from .variable_length import VariableLengthReduction, shares_step_sizes
 
 Array = Any  #: a NumPy or CuPy array
 
-ONE_MESSAGE = 1 << 15  #: up to so many bytes everybody gets everything: one collective, not two
+ONE_COLLECTIVE_BYTES = 1 << 15  #: shorter buckets take one all-gather
 LENGTH_BYTES = 8  #: of a message that says how long another one is
 NAP_S = 5e-4  #: between two looks at whether values are ready
 
@@ -67,16 +67,16 @@ class Collective(Transport):
             short = self._short[number]
             if isinstance(reduction, VariableLengthReduction):
                 most = self._parts[number][1]
-                bytes_sent += self._add_up(reduction, vector, residuals, most)
+                bytes_sent += self._reduce_scatter(reduction, vector, residuals, most)
                 added_up.append(reduction)
                 if number in self._last_with_steps:
                     for one in added_up:
-                        bytes_sent += self._spread(one, vector, residuals)
+                        bytes_sent += self._all_gather(one, vector, residuals)
                     added_up.clear()
             elif short is not None:
                 bytes_sent += short(vector)
             elif self._comm.size == 1:
-                self._sum_alone(reduction, vector, residuals)
+                self._sum_single_rank(reduction, vector, residuals)
             else:
                 bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
         return bytes_sent
@@ -110,7 +110,7 @@ class Collective(Transport):
         sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
         return sent
 
-    def _add_up(
+    def _reduce_scatter(
         self,
         reduction: VariableLengthReduction,
         vector: Array,
@@ -142,7 +142,7 @@ class Collective(Transport):
                 begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
         return (comm.size - 1) * LENGTH_BYTES + at - int(sent_counts[comm.rank])
 
-    def _spread(
+    def _all_gather(
         self, reduction: VariableLengthReduction, vector: Array, residuals: Residuals | None
     ) -> int:
         """An all-gather, after one of the lengths of messages; the bytes that are sent."""
@@ -164,7 +164,9 @@ class Collective(Transport):
                 begin += reduction.decode(piece, vector, sums[begin:])
         return (comm.size - 1) * (LENGTH_BYTES + at)
 
-    def _sum_alone(self, reduction: Reduction, vector: Array, residuals: Residuals | None) -> None:
+    def _sum_single_rank(
+        self, reduction: Reduction, vector: Array, residuals: Residuals | None
+    ) -> None:
         """What is sent to nobody still passes through the codec, if there is one."""
         if isinstance(reduction, PlainReduction):
             return
@@ -190,8 +192,8 @@ class ShortSum:
     def __init__(self, values: slice, like: Array, comm: Communicator) -> None:
         size = values.stop - values.start
         self._values, self._comm, self._counts = values, comm, [size] * comm.size
-        self._everything = empty_like(like, comm.size * size)
-        self._rows = [*self._everything.reshape(comm.size, -1)]
+        self._gathered = empty_like(like, comm.size * size)
+        self._rows = [*self._gathered.reshape(comm.size, -1)]
         self._add = array_module(like).add
 
     def __call__(self, vector: Array) -> int:
@@ -200,7 +202,7 @@ class ShortSum:
         own = rows[comm.rank]
         own[...] = values
         with comm.trace.span("wire"):
-            comm.allgather(own, self._everything, self._counts)
+            comm.allgather(own, self._gathered, self._counts)
         with comm.trace.span("sum"):
             self._add(rows[0], rows[1], out=values)
             for row in rows[2:]:
@@ -225,4 +227,4 @@ def _room(piece: Piece) -> int:
 def _is_short(reduction: Reduction) -> bool:
     size = reduction.values.stop - reduction.values.start
     plain = isinstance(reduction, PlainReduction)
-    return plain and size * reduction.received.itemsize <= ONE_MESSAGE
+    return plain and size * reduction.received.itemsize <= ONE_COLLECTIVE_BYTES

@@ -148,7 +148,7 @@ class Exchange(Component):
             self._quantized = _joined(spans)
         return self._quantized
 
-    def go_on_from(self, other: Exchange) -> None:
+    def carry_over_bytes_sent(self, other: Exchange) -> None:
         """Count what another one has sent, whose place this one takes. Local."""
         self._bytes_sent = other.bytes_sent
 
@@ -177,7 +177,7 @@ class Exchange(Component):
             if residuals is not None:
                 residuals.has_non_owned = False
                 if not self.error_feedback:
-                    residuals.forget()
+                    residuals.reset()
 
     def sum_in_background(
         self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None

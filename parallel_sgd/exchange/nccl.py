@@ -41,8 +41,8 @@ class WithNccl(Transport):
         self, reductions: ReductionsOver, topology: Topology, comm: Communicator, *, nccl: Nccl
     ) -> None:
         self._comm, self._nccl = comm, nccl
-        everybody = nccl.size == comm.size  # are one group, or those of each host
-        groups = Topology.over([0] * comm.size) if everybody else topology
+        all_ranks = nccl.size == comm.size  # are one group, or those of each host
+        groups = Topology.over([0] * comm.size) if all_ranks else topology
         places = {rank: place for group in groups.hosts for place, rank in enumerate(group)}
         self._place = place = places[comm.rank]
         at_place = Topology(tuple((group[place],) for group in groups.hosts), groups.host_of)

@@ -34,7 +34,7 @@ class OverlappedExchange:
         problem: why a part of the gradient cannot be exchanged, or None.
         keeps_residuals: whether `drain` is to leave residuals as they were before: asked as an
             exchange begins, which then copies them.
-        complete: told of a bucket's values before they are sent, in which vector they are.
+        on_complete: told of a bucket's values before they are sent, in which vector they are.
 
     Local, but for the exchange itself, which goes on until all buckets are complete.
     """
@@ -48,11 +48,11 @@ class OverlappedExchange:
         self._complete: list[bool] = []
         self.problem: str | None = None
         self._abandoned = False
-        self.keeps_residuals: Callable[[], bool] = lambda: False
-        self.complete: Callable[[Array, slice], None] = lambda vector, values: None
-        self._kept: list[Array] = []  # copies of the residuals
-        self._non_owned = False  # of them
-        self._keeping = False
+        self.restores_residuals: Callable[[], bool] = lambda: False
+        self.on_complete: Callable[[Array, slice], None] = lambda vector, values: None
+        self._residual_copies: list[Array] = []  # copies of the residuals
+        self._copied_non_owned = False  # of them
+        self._has_copies = False
 
     @property
     def running(self) -> bool:
@@ -66,7 +66,7 @@ class OverlappedExchange:
         self._missing = [set(bucket.names) for bucket in self.buckets]
         self._complete = [False] * len(self.buckets)
         complete = self._complete
-        self._keep(residuals)
+        self._copy_residuals(residuals)
 
         def is_complete(number: int) -> bool:
             if not complete[number] and program_ends():
@@ -124,20 +124,20 @@ class OverlappedExchange:
                 self._vector[self.buckets[number].values].fill(0)
                 self._send(number, 32)
         self.finish()
-        if residuals is not None and self._keeping:
-            for error, kept in zip(residuals.vectors, self._kept, strict=True):
+        if residuals is not None and self._has_copies:
+            for error, kept in zip(residuals.vectors, self._residual_copies, strict=True):
                 error[...] = kept
-            residuals.has_non_owned = self._non_owned
+            residuals.has_non_owned = self._copied_non_owned
 
-    def _keep(self, residuals: Residuals | None) -> None:
+    def _copy_residuals(self, residuals: Residuals | None) -> None:
         """Copy the residuals, where `drain` may be to put them back."""
-        self._keeping = residuals is not None and self.keeps_residuals()
-        if residuals is None or not self._keeping:
+        self._has_copies = residuals is not None and self.restores_residuals()
+        if residuals is None or not self._has_copies:
             return
-        vectors, self._non_owned = residuals.vectors, residuals.has_non_owned
-        if [error.size for error in vectors] != [kept.size for kept in self._kept]:
-            self._kept = [empty_like(error, error.size) for error in vectors]
-        for error, kept in zip(vectors, self._kept, strict=True):
+        vectors, self._copied_non_owned = residuals.vectors, residuals.has_non_owned
+        if [error.size for error in vectors] != [kept.size for kept in self._residual_copies]:
+            self._residual_copies = [empty_like(error, error.size) for error in vectors]
+        for error, kept in zip(vectors, self._residual_copies, strict=True):
             kept[...] = error
             finish_on_device(kept)
 
@@ -155,6 +155,6 @@ class OverlappedExchange:
         if problem:
             self.problem = self.problem or problem
             values.fill(0)
-        self.complete(self._vector, place)
+        self.on_complete(self._vector, place)
         finish_on_device(values)
         self._complete[number] = True

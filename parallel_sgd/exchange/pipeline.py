@@ -10,15 +10,15 @@ from .layout import Topology
 from .reduction import Reduction
 from .residuals import Residuals
 from .scheduler import (
+    ALL_ARRIVED,
     DECODE,
     ENCODE,
     ENCODED,
-    MET,
     REDUCE,
     REDUCED,
     SENT,
     VALUES,
-    Meeting,
+    Barrier,
     Scheduler,
     Task,
 )
@@ -30,7 +30,7 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class Pipelined(Transport):
-    """Sums by pieces: each as `_life` tells it, in a `Scheduler`'s order. Creation is local."""
+    """Sums piece by piece: `_process_piece`, in the order of a `Scheduler`. Creation is local."""
 
     def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
         self.reductions, self._topology, self._comm = reductions(topology), topology, comm
@@ -92,8 +92,8 @@ class Pipelined(Transport):
     ) -> list[list[Task]]:
         """Begin with all pieces, by bucket, and expect what others send of them."""
         buckets: list[list[Task]] = []
-        meetings = {
-            sizes: (Meeting(led), Meeting(owned)) for sizes, (led, owned) in self._sharing.items()
+        barriers = {
+            sizes: (Barrier(led), Barrier(owned)) for sizes, (led, owned) in self._sharing.items()
         }
         values, encoded = 1 + len(self._local_peers), 1 + len(self._senders)
         for reduction, pieces in zip(self.reductions, self._in_turn, strict=True):
@@ -102,11 +102,11 @@ class Pipelined(Transport):
                 leads = reduction.leads(piece)
                 task = Task(piece, values if leads else 1, encoded)
                 tasks.append(task)
-                met = None
+                shared = None
                 if isinstance(reduction, VariableLengthReduction):
-                    met = meetings[reduction.step_sizes]
-                life = self._life(scheduler, task, reduction, vector, residuals, met)
-                scheduler.begin(task, life)
+                    shared = barriers[reduction.step_sizes]
+                steps = self._process_piece(scheduler, task, reduction, vector, residuals, shared)
+                scheduler.begin(task, steps)
                 for peer in self._local_peers if leads else ():
                     buffer = reduction.values_buffer(piece, peer)
                     scheduler.expect(task, buffer, peer, VALUES)
@@ -118,19 +118,19 @@ class Pipelined(Transport):
             buckets.append(tasks)
         return buckets
 
-    def _life(
+    def _process_piece(
         self,
         scheduler: Scheduler,
         task: Task,
         reduction: Reduction,
         vector: Array,
         residuals: Residuals | None,
-        meetings: tuple[Meeting, Meeting] | None,
+        barriers: tuple[Barrier, Barrier] | None,
     ) -> Iterator[int]:
         """A piece at this rank, from its values to their sum over all ranks; see `reduction`.
 
         Args:
-            meetings: of pieces that share steps, before they are encoded for owners, and before
+            barriers: of pieces that share steps, before they are encoded for owners, and before
                 their sums are encoded.
         Yields:
             What it waits for: messages, that its own has been sent, or its turn; see `scheduler`.
@@ -150,9 +150,9 @@ class Pipelined(Transport):
             if self._local_peers:
                 with trace.span("sum"):
                     reduction.local_sum(piece, vector)
-                if meetings is not None:
-                    scheduler.come(task, meetings[0])
-                    yield MET
+                if barriers is not None:
+                    scheduler.arrive(task, barriers[0])
+                    yield ALL_ARRIVED
                     yield ENCODE
             with trace.span("encode"):
                 message = reduction.encode(piece, vector, residuals)
@@ -174,9 +174,9 @@ class Pipelined(Transport):
                         reduction.add_up(piece, residuals, encoded)
                     else:
                         message = reduction.reduce(piece, vector, residuals)
-                if isinstance(reduction, VariableLengthReduction) and meetings is not None:
-                    scheduler.come(task, meetings[1])
-                    yield MET
+                if isinstance(reduction, VariableLengthReduction) and barriers is not None:
+                    scheduler.arrive(task, barriers[1])
+                    yield ALL_ARRIVED
                     yield REDUCE
                     with trace.span("encode"):
                         message = reduction.encode_sum(piece, residuals)

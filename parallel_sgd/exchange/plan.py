@@ -19,13 +19,13 @@ from .exchange import Exchange
 from .layout import Bucket, Topology, topology_for
 from .nccl import start_nccl
 
-SHORT = 1 << 16
+SHORT_VECTOR = 1 << 16
 """Values: shorter vectors take the library's collectives untried, unless hosts add up first."""
-TRIED_S = 0.1  #: about as long may an exchange take by which transports are compared
-MOST_TRIED = 1 << 24
+TRIAL_S = 0.1  #: about as long may an exchange take by which transports are compared
+MOST_TRIAL_VALUES = 1 << 24
 """Values: where so many need no tenth of a second, more take as long a value. So trying needs
 64 MiB and the buffers of both transports, however long the vector."""
-CLEARLY = 0.9
+CLEARLY_FASTER = 0.9
 """Of the pipeline's seconds: the collectives are taken where they need less. On a link they fall
 behind with the length (1.0 times the pipeline's after 0.1 s, 1.7 after 0.7), and noise is to tip
 nothing."""
@@ -109,17 +109,17 @@ def choose_plan(
     if topology.hierarchical:
         return ExchangePlan("pipelined", topology, {})
     plan = ExchangePlan("collective" if transport == "auto" else transport, topology, {})
-    if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT:
+    if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT_VECTOR:
         return plan
-    values = SHORT
+    values = SHORT_VECTOR
     while True:
         seconds = try_transports(comm, values, codec, rounds=2)
-        longer = values * max(1.0, TRIED_S / min(seconds.values()))
-        longer = min(parameters.flat.size, longer, MOST_TRIED)
+        longer = values * max(1.0, TRIAL_S / min(seconds.values()))
+        longer = min(parameters.flat.size, longer, MOST_TRIAL_VALUES)
         if longer <= 2 * values:
             break
         values = int(longer)
-    clearly = seconds["collective"] < CLEARLY * seconds["pipelined"]
+    clearly = seconds["collective"] < CLEARLY_FASTER * seconds["pipelined"]
     faster = "collective" if clearly else "pipelined"
     return replace(plan, transport=faster, seconds=seconds, values=values)
 
@@ -169,7 +169,7 @@ def try_transports(
     Collective; the same on all ranks.
     """
     # Of zeros an entropy code would send nothing.
-    some = np.random.default_rng(comm.rank).standard_normal(SHORT, np.float32)
+    some = np.random.default_rng(comm.rank).standard_normal(SHORT_VECTOR, np.float32)
     parameters = Parameters({"x": np.resize(some, values)})
     best: dict[str, float] = {}
     exchanges = {

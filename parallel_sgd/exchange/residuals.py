@@ -40,7 +40,7 @@ class Residuals:
         """
         owned = {name: empty_like(like, size) for name, size in stripes.items()}
         residuals = cls(empty_like(like, like.size), owned)
-        residuals.forget()
+        residuals.reset()
         return residuals
 
     @property
@@ -48,7 +48,7 @@ class Residuals:
         """All of them, in one order."""
         return [self.worker_error, *self.owner_error.values()]
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Make them zero: what was lost is never sent. Local."""
         for error in self.vectors:
             error.fill(0)

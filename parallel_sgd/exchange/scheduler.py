@@ -33,7 +33,7 @@ Array = Any  #: a NumPy or CuPy array
 VALUES, ENCODED, REDUCED = range(3)  #: kinds of messages; as waits: all of the piece's are here
 SENT = 3  #: to wait for: this rank's own message of the piece, whose place is free then
 ENCODE, REDUCE, DECODE = range(4, 7)  #: to wait for: the turn to do so
-MET = 7  #: to wait for: that all pieces have come to a `Meeting`
+ALL_ARRIVED = 7  #: to wait for: that all pieces have come to a `Barrier`
 
 WINDOW = 2 << 20
 """Bytes of a kind that are sent, or expected, at a time: what a link holds, and some more."""
@@ -50,17 +50,17 @@ class Task:
         missing: by VALUES, ENCODED, REDUCED and SENT, how many.
     """
 
-    __slots__ = ("awaited", "meeting", "missing", "piece", "steps")
+    __slots__ = ("awaited", "barrier", "missing", "piece", "steps")
 
     steps: Iterator[int]
 
     def __init__(self, piece: Piece, values: int, encoded: int) -> None:
         self.piece, self.missing = piece, [values, encoded, 1, 1]
         self.awaited = -1
-        self.meeting: Meeting | None = None  # to which it has come last
+        self.barrier: Barrier | None = None  # to which it has come last
 
 
-class Meeting:
+class Barrier:
     """Where pieces wait for each other.
 
     Args:
@@ -84,7 +84,7 @@ class Scheduler:
         self._messages = messages
         self.left = self.bytes_sent = 0
         self.wire_s: tuple[float, float] | None = None
-        self._lines: dict[int, deque[Task]] = {REDUCE: deque(), ENCODE: deque(), DECODE: deque()}
+        self._queues: dict[int, deque[Task]] = {REDUCE: deque(), ENCODE: deque(), DECODE: deque()}
         self._sending = 0  # bytes that are encoded
         self._expected = [0, 0, 0]  # bytes by kind
         self._expected_later: list[deque[tuple[Task, Array, int]]] = [deque(), deque(), deque()]
@@ -97,13 +97,13 @@ class Scheduler:
 
     def work(self) -> bool:
         """Do what is next; whether there was anything."""
-        lines = self._lines
-        if lines[REDUCE]:
-            task = lines[REDUCE].popleft()
+        queues = self._queues
+        if queues[REDUCE]:
+            task = queues[REDUCE].popleft()
         elif self._may_encode():
-            task = lines[ENCODE].popleft()
-        elif lines[DECODE]:
-            task = lines[DECODE].popleft()
+            task = queues[ENCODE].popleft()
+        elif queues[DECODE]:
+            task = queues[DECODE].popleft()
         else:
             return False
         self._resume(task)
@@ -115,11 +115,11 @@ class Scheduler:
         if task.missing[event] == 0 and task.awaited == event:
             self._resume(task)
 
-    def come(self, task: Task, meeting: Meeting) -> None:
+    def arrive(self, task: Task, barrier: Barrier) -> None:
         """A piece has come to a meeting, and now waits for MET."""
-        meeting.missing -= 1
-        meeting.members.append(task)
-        task.meeting = meeting
+        barrier.missing -= 1
+        barrier.members.append(task)
+        task.barrier = barrier
 
     def send(self, task: Task, message: Array, peer: int, kind: int) -> None:
         """Send a message of a piece; SENT happens when that has been done."""
@@ -162,8 +162,8 @@ class Scheduler:
 
     def _may_encode(self) -> bool:
         """Whether the first in line has the values of its host, and may send."""
-        line = self._lines[ENCODE]
-        return bool(line) and self._sending < WINDOW and line[0].missing[VALUES] == 0
+        queue = self._queues[ENCODE]
+        return bool(queue) and self._sending < WINDOW and queue[0].missing[VALUES] == 0
 
     def _sent(self, task: Task, nbytes: int) -> None:
         self._sending -= nbytes
@@ -172,13 +172,13 @@ class Scheduler:
     def _resume(self, task: Task) -> None:
         task.awaited = -1
         for awaited in task.steps:
-            if awaited in self._lines:
-                self._lines[awaited].append(task)
+            if awaited in self._queues:
+                self._queues[awaited].append(task)
                 return
-            if awaited == MET:
-                assert task.meeting is not None
-                if task.meeting.missing == 0:
-                    for member in task.meeting.members:
+            if awaited == ALL_ARRIVED:
+                assert task.barrier is not None
+                if task.barrier.missing == 0:
+                    for member in task.barrier.members:
                         self._resume(member)
                 return
             if task.missing[awaited]:

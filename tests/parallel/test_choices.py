@@ -150,8 +150,8 @@ def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, monkeypatch):
         return {"pipelined": 1e-5 + 1e-9 * values, "collective": 1e-5 + 2e-9 * values}
 
     monkeypatch.setattr(plan, "try_transports", try_transports)
-    monkeypatch.setattr(plan, "SHORT", 1000)
-    monkeypatch.setattr(plan, "TRIED_S", 1e-4)
+    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
+    monkeypatch.setattr(plan, "TRIAL_S", 1e-4)
 
     def body(comm):
         chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
@@ -179,7 +179,7 @@ def test_over_a_network_collectives_must_be_clearly_faster(comm, monkeypatch, co
 
 def test_all_ranks_choose_the_same_plan(comm, monkeypatch):
     """By exchanges that really take place."""
-    monkeypatch.setattr(plan, "SHORT", 1000)
+    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
     chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
     assert len(set(comm.allgather_object(str(chosen)))) == 1
     assert set(chosen.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
@@ -192,7 +192,7 @@ def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
     apart = on_hosts(comm, "abcd")
     for transport in ("collective", "pipelined"):
         assert choose_plan(model(), apart, transport, "auto").transport == transport
-    short = Parameters({"w": np.zeros(plan.SHORT - 1, np.float32)})
+    short = Parameters({"w": np.zeros(plan.SHORT_VECTOR - 1, np.float32)})
     assert choose_plan(short, apart, "auto", "auto").transport == "collective"
     if comm.size == 4:
         chosen = choose_plan(model(), on_hosts(comm, "aabb"), "auto", "auto")
@@ -217,7 +217,7 @@ def test_bits_by_the_link(comm, links, link, bits):
     assert json.loads(text) == report
     assert sum(report["gradient_bits"].values()) == LARGE + SMALL
     seconds = report["tried"]["seconds"]
-    clearly = seconds["collective"] < plan.CLEARLY * seconds["pipelined"]
+    clearly = seconds["collective"] < plan.CLEARLY_FASTER * seconds["pipelined"]
     assert report["transport"] == ("collective" if clearly else "pipelined")
     rate = None if link is FREE else link.bytes_per_s
     assert report["link"] == {"latency_s": link.latency_s, "bytes_per_s": rate}

@@ -119,7 +119,7 @@ def test_buckets_change_nothing(comm, transport, bucket_values, bits):
 @pytest.mark.parametrize("block_size", [50, 128, 1000])
 def test_buckets_end_where_blocks_do(comm, monkeypatch, transport, coded, block_size):
     """Whatever the block size, with codecs and without, each value is summed once."""
-    monkeypatch.setattr(collective, "ONE_MESSAGE", 0)
+    monkeypatch.setattr(collective, "ONE_COLLECTIVE_BYTES", 0)
     shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
     parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
     buckets = cut_buckets(parameters, block_size, 1)

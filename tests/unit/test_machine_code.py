@@ -112,7 +112,7 @@ def test_without_a_folder_each_process_compiles_and_says_what_helps(folder):
 def kernels(folder, monkeypatch) -> Callable[[], ModuleType]:
     """Loads the kernels anew, as another process would."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
-    monkeypatch.setattr(machine_code._Lock, "fruitless", False)
+    monkeypatch.setattr(machine_code._Lock, "timed_out", False)
 
     def load() -> ModuleType:
         spec = importlib.util.spec_from_file_location("some_kernels", folder / "some_kernels.py")
@@ -289,7 +289,7 @@ def test_a_lock_is_given_back_where_compiling_raises(kernels, monkeypatch, folde
         with pytest.raises(error):
             module.one(1)
     assert not is_locked("one", folder) and not is_locked("part", folder)
-    assert machine_code._at_present.locks == 0
+    assert machine_code._thread_state.locks == 0
     assert module.one(1) == 3
 
 
@@ -297,7 +297,7 @@ def test_a_lock_is_given_back_where_an_argument_is_wrong(kernels, folder):
     with pytest.raises(TypingError):
         kernels().three("no number")
     assert not is_locked("three", folder)
-    assert machine_code._at_present.locks == 0
+    assert machine_code._thread_state.locks == 0
 
 
 def test_a_process_waits_in_vain_only_once_and_says_so(kernels, monkeypatch, folder):
@@ -316,7 +316,7 @@ def test_a_process_waits_in_vain_only_once_and_says_so(kernels, monkeypatch, fol
     def call(name: str) -> Callable[[], object]:
         def called() -> None:
             getattr(second, name)(1)
-            counts.append((len(sleeps), machine_code._at_present.locks))
+            counts.append((len(sleeps), machine_code._thread_state.locks))
 
         return called
 
@@ -324,7 +324,7 @@ def test_a_process_waits_in_vain_only_once_and_says_so(kernels, monkeypatch, fol
         for path in (folder / "cache").glob("*/*.lock"):
             fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
         machine_code.prepare([call("three"), call("one"), call("two")], 0, said.append)
-    assert said == [machine_code.COMPILING, machine_code.WAITED_IN_VAIN]
+    assert said == [machine_code.COMPILING, machine_code.LOCK_TIMED_OUT]
     assert counts == [(len(sleeps), 0)] * 3 and sleeps
     third = kernels()
     assert (third.one(1), misses(third.one)) == (3, 0)  # written without the lock, too

@@ -75,7 +75,7 @@ class BucketSum:
         if bits != self._bits:
             self._bits, before = bits, self._exchange
             self._exchange = self._exchange_of(self._layout(vector))
-            self._exchange.go_on_from(before)
+            self._exchange.carry_over_bytes_sent(before)
 
     @property
     def fewest_bits(self) -> float:
@@ -131,7 +131,7 @@ class BucketSum:
         """
         if self._residuals is None:
             return
-        self._residuals.forget()
+        self._residuals.reset()
         self._residuals.has_non_owned = True  # another rank of the host may lead now
         worker, (owned, error) = self._residuals.worker_error, self._owned
         xp = array_module(worker)

@@ -20,7 +20,7 @@ from ...compression import AUTO, Mixed, auto_bits, problem_with
 from ...costs import Measured, measure
 from ...errors import UserError
 from ...exchange import ExchangeOptions, ExchangePlan, choose_plan, topology_for
-from ...exchange.plan import SHORT
+from ...exchange.plan import SHORT_VECTOR
 from ...kernels import array_module, finish_on_device
 from ...parameters import Parameters
 from ...training.preparing import prepare_kernels
@@ -242,7 +242,7 @@ class Buckets:
         """Of a new bucket: all long ones have one, by the first of them, and so have all short
         ones, for which nothing is measured. Collective."""
         options, route = self._options, self._options.route
-        short = vector.size < SHORT and route.transport != "nccl"
+        short = vector.size < SHORT_VECTOR and route.transport != "nccl"
         if short not in self._plans:
             codec = options.codec(bits)
             if isinstance(codec, Mixed):  # try what most values have
