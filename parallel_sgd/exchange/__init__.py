@@ -1,4 +1,4 @@
-"""Sums over all ranks: a compressed reduce-scatter and all-gather with error feedback."""
+"""Sum gradients over all ranks: a compressed reduce-scatter and all-gather with error feedback."""
 
 from .exchange import TRANSPORTS, Exchange
 from .layout import Bucket, Topology, cut_buckets, topology_for

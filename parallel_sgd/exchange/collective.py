@@ -1,4 +1,4 @@
-"""An exchange in two of the MPI library's own collectives, or one where the vector is short."""
+"""The exchange with MPI's all-to-all and all-gather, or a single all-gather for a short bucket."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .variable_length import VariableLengthReduction, shares_step_sizes
 
 Array = Any  #: a NumPy or CuPy array
 
-ONE_COLLECTIVE_BYTES = 1 << 15  #: shorter buckets take one all-gather
-LENGTH_BYTES = 8  #: of a message that says how long another one is
-NAP_S = 5e-4  #: between two looks at whether values are ready
+ONE_COLLECTIVE_BYTES = 1 << 15  #: up to this size, a bucket takes one all-gather
+LENGTH_BYTES = 8  #: of a message with the length of the next message
+POLL_S = 5e-4  #: between two polls of `is_ready`
 
 
 class Collective(Transport):
-    """Sums one bucket after the other; every rank sends to the owners itself.
+    """Sums bucket by bucket; every rank sends to the owners directly.
 
     The topology must be flat. Creation is local.
     """
@@ -37,7 +37,7 @@ class Collective(Transport):
             else None
             for reduction in self.reductions
         ]
-        #: Of every bucket: this rank's part of the wire, and the most that any rank sends at once.
+        #: For every bucket: this rank's part of the wire, and the longest message of any rank.
         self._parts = [
             (
                 slice(begin := sum(counts[: comm.rank]), begin + counts[comm.rank]),
@@ -46,20 +46,24 @@ class Collective(Transport):
             for counts in (reduction.counts for reduction in self.reductions)
         ]
 
-        #: The last bucket of those with the same steps, which are found when all are added up.
+        #: The last of the buckets that share step sizes. Sums are encoded after this bucket,
+        #: because the step sizes depend on all of them.
         last_with = {
             reduction.step_sizes: number
             for number, reduction in enumerate(self.reductions)
             if isinstance(reduction, VariableLengthReduction)
         }
         self._last_with_steps = {*last_with.values()}
-        self._all_at_once = shares_step_sizes(self.reductions)
+        self._steps_are_shared = shares_step_sizes(self.reductions)
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
-        """See `Transport`: two calls for each bucket, or one; none where there is one rank."""
+        """See `Transport`. Makes two collective calls per bucket, or one if the bucket is short.
+
+        Makes no calls on a single rank.
+        """
         bytes_sent = 0
         added_up: list[VariableLengthReduction] = []
-        if self._all_at_once:
+        if self._steps_are_shared:
             _wait_until(is_ready, len(self.reductions))
             is_ready = None
         for number, reduction in enumerate(self.reductions):
@@ -70,8 +74,8 @@ class Collective(Transport):
                 bytes_sent += self._reduce_scatter(reduction, vector, residuals, most)
                 added_up.append(reduction)
                 if number in self._last_with_steps:
-                    for one in added_up:
-                        bytes_sent += self._all_gather(one, vector, residuals)
+                    for earlier in added_up:
+                        bytes_sent += self._all_gather(earlier, vector, residuals)
                     added_up.clear()
             elif short is not None:
                 bytes_sent += short(vector)
@@ -89,7 +93,7 @@ class Collective(Transport):
         part: slice,
         most: int,
     ) -> int:
-        """A reduce-scatter and an all-gather."""
+        """Sum a bucket by a reduce-scatter and an all-gather."""
         comm, trace, counts = self._comm, self._comm.trace, reduction.counts
         own = counts[comm.rank]
         with trace.span("encode"):
@@ -117,11 +121,11 @@ class Collective(Transport):
         residuals: Residuals | None,
         most: int,
     ) -> int:
-        """A reduce-scatter, after one of the lengths of messages; the bytes that are sent."""
+        """Exchange message lengths, then reduce-scatter. Return the bytes sent."""
         comm, trace, payload = self._comm, self._comm.trace, reduction.payload
         sent_counts, at = np.zeros(comm.size, np.int64), 0
         with trace.span("encode"):
-            for piece in reduction.pieces:  # by owners
+            for piece in reduction.pieces:  # in the order of owners
                 room = payload[at : at + _room(piece)]
                 length = reduction.encode(piece, vector, residuals, room).size
                 sent_counts[piece.owner] += length
@@ -145,7 +149,7 @@ class Collective(Transport):
     def _all_gather(
         self, reduction: VariableLengthReduction, vector: Array, residuals: Residuals | None
     ) -> int:
-        """An all-gather, after one of the lengths of messages; the bytes that are sent."""
+        """Exchange message lengths, then all-gather. Return the bytes sent."""
         comm, trace, payload = self._comm, self._comm.trace, reduction.payload
         own, at = reduction.received, 0
         with trace.span("encode"):
@@ -167,7 +171,7 @@ class Collective(Transport):
     def _sum_single_rank(
         self, reduction: Reduction, vector: Array, residuals: Residuals | None
     ) -> None:
-        """What is sent to nobody still passes through the codec, if there is one."""
+        """Pass the values through the codec, if any, although nothing is sent."""
         if isinstance(reduction, PlainReduction):
             return
         trace = self._comm.trace
@@ -181,10 +185,10 @@ class Collective(Transport):
 
 
 class ShortSum:
-    """A bucket of few values, which travel as they are: everybody gets everything, and adds it up.
+    """Sums a short, uncompressed bucket: each rank gathers the values of all ranks and adds them.
 
     Args:
-        values: the bucket's.
+        values: the bucket's slice of the vector.
         like: an array of the vector's kind.
         comm: the ranks, more than one.
     """
@@ -197,7 +201,7 @@ class ShortSum:
         self._add = array_module(like).add
 
     def __call__(self, vector: Array) -> int:
-        """Sum in rank order; the bytes that this rank has sent."""
+        """Sum in rank order and return the bytes sent by this rank."""
         comm, rows, values = self._comm, self._rows, vector[self._values]
         own = rows[comm.rank]
         own[...] = values
@@ -212,11 +216,11 @@ class ShortSum:
 
 
 def _wait_until(is_ready: IsReady | None, buckets: int, *, after: int = 0) -> None:
-    """So many buckets are ready, of which those `after` some others are asked for."""
+    """Poll until the buckets from number `after` to `buckets` - 1 are ready."""
     if is_ready is not None:
         for number in range(after, buckets):
             while not is_ready(number):
-                time.sleep(NAP_S)
+                time.sleep(POLL_S)
 
 
 def _room(piece: Piece) -> int:

@@ -1,12 +1,13 @@
-"""Sums of all ranks' vectors: a compressed reduce-scatter and all-gather with error feedback.
+"""Sum vectors over all ranks: a compressed reduce-scatter and all-gather with error feedback.
 
-Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order (with a
-`topology` within each host, and then by hosts), and sends the sum to all: a run repeats bit for bit
-on the same ranks and hosts, on any MPI, by either transport. The order of an all-reduce is the MPI
-library's affair; so is NCCL's, see `nccl`.
+Every rank owns a stripe of each bucket. The owner adds the stripes of all ranks in rank order and
+sends the sum to all ranks. With a hierarchical `topology`, the ranks of each host are added first,
+then the hosts. A run therefore repeats bit for bit on the same ranks and hosts, with any MPI and
+with both MPI transports. (MPI guarantees no order for an all-reduce, and neither does NCCL: see
+`nccl`.)
 
-`layout` says who owns what, `reduction` what is done to it between messages, `residuals` what
-messages have lost, and a `transport` when all of that is done.
+`layout` assigns stripes to owners, `reduction` holds the arithmetic between messages, `residuals`
+keeps the compression errors, and a `transport` schedules the work.
 """
 
 from __future__ import annotations
@@ -42,30 +43,34 @@ class Exchange(Component):
     """Sums vectors of one layout over all ranks.
 
     Args:
-        parameters: their layout.
+        parameters: the layout of the vectors.
         comm: the ranks.
-        codecs: how the values of each bucket travel, or of all; None sends them as they are, and
-            nothing is lost.
-        buckets: of the vector, in the order in which their values will be ready; one if not given.
+        codecs: a codec for each bucket, or one for all buckets. None sends values unchanged,
+            without loss.
+        buckets: the buckets of the vector, in the order in which their values become ready.
+            Default: a single bucket.
         transport: "collective" calls the MPI library's all-to-all and all-gather, one bucket after
-            the other; "pipelined" sends pieces, so that kernels and wire overlap. The sums have the
-            same bits. "nccl" lets NCCL sum over the ranks of each host, or all: see `nccl`.
-        topology: which ranks add up among themselves before they send, in full precision; not with
-            "collective". Every rank by itself if not given.
-        error_feedback: False forgets what is lost: the residuals are zero after every sum.
-        block_size: by which buckets without a codec are cut among the ranks; as the codecs' where
-            `buckets` were made for it.
-        overlapped: buckets are sent while others are still being computed: with an entropy code
-            each has steps of its own, in place of one for all.
-        nccl: for "nccl", over all ranks, or over those of this rank's host in `topology`.
+            the other. "pipelined" sends pieces, so that kernels and messages overlap. Both give the
+            same bits. "nccl" lets NCCL sum over the ranks of each host, or over all ranks: see
+            `nccl`.
+        topology: groups of ranks to add up in full precision before sending; not with "collective".
+            Default: every rank sends for itself.
+        error_feedback: False discards compression errors: the residuals are zero after every sum.
+        block_size: the block size for cutting buckets without a codec into stripes. Equal to the
+            codecs' block size if `buckets` were cut for that size.
+        overlapped: True if buckets are sent while later buckets are still being computed. With an
+            entropy code each bucket then has step sizes of its own, instead of one set for all
+            buckets.
+        nccl: the NCCL communicator for transport "nccl", over all ranks or over the ranks of this
+            rank's host in `topology`.
     Raises:
-        UserError: a lossy codec for parameters that are not float32.
+        UserError: a codec is lossy and the parameters are not float32.
 
-    Creation is local. Memory for n values of b bits on K ranks: buffers of about 2n·b/8 bytes (at
-    32 bits without a codec of 4n, and n more values with hosts; with an entropy code twice the room
-    for its longest messages) beside the residuals of 4n + 4n/K. A sum sends 2·(K-1)/K·n·b/8 bytes
-    (and the levels) per rank; it takes an encode of n values, K decodes of n/K, an encode of n/K,
-    and a decode of n.
+    Creation is local. Memory for n values of b bits on K ranks: buffers of about 2n·b/8 bytes, and
+    residuals of 4n + 4n/K bytes. Without a codec (32 bits) the buffers take 4n bytes, and n more
+    values with hosts. With an entropy code they take twice the room for its longest messages. Cost
+    of a sum, per rank: 2·(K-1)/K·n·b/8 bytes sent (and the quantization levels), an encode of n
+    values, K decodes of n/K, an encode of n/K, and a decode of n.
     """
 
     def __init__(
@@ -119,53 +124,55 @@ class Exchange(Component):
         self._quantized: tuple[slice, ...] | None = None
 
     def residuals(self, parameters: Parameters) -> Residuals:
-        """Zeros, with which training starts. Local."""
+        """Return zero residuals to start training with. Local."""
         sizes = {name: stripe.stop - stripe.start for name, stripe in self.owned.items()}
         return Residuals.zeros(parameters.flat, sizes)
 
     @property
     def owned(self) -> dict[str, slice]:
-        """Where this rank's stripes lie in the vector, by bucket as in `Residuals.owner_error`."""
+        """This rank's stripe in the vector, by bucket name as in `Residuals.owner_error`."""
         assert self._transport is not None
         return {reduction.name: reduction.own for reduction in self._transport.reductions}
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank to others, over all sums that have ended. Local."""
+        """Bytes sent by this rank to other ranks, over all completed sums. Local."""
         return self._bytes_sent
 
     @property
     def quantized(self) -> tuple[slice, ...]:
-        """Which values an entropy code quantizes. Local."""
+        """The slices of the vector quantized by an entropy code. Local."""
         assert self._transport is not None
         if self._quantized is None:
             variable = [
-                one
-                for one in self._transport.reductions
-                if isinstance(one, VariableLengthReduction)
+                reduction
+                for reduction in self._transport.reductions
+                if isinstance(reduction, VariableLengthReduction)
             ]
-            spans = sorted(span for one in variable for span in _places(one.quantized()))
+            spans = sorted(
+                span for reduction in variable for span in _places(reduction.quantized())
+            )
             self._quantized = _joined(spans)
         return self._quantized
 
     def carry_over_bytes_sent(self, other: Exchange) -> None:
-        """Count what another one has sent, whose place this one takes. Local."""
+        """Carry over the byte counter of the exchange that this exchange replaces. Local."""
         self._bytes_sent = other.bytes_sent
 
     def close(self, *, failed: bool = False) -> None:
-        """Let go of all buffers; what has been sent stays known. Local."""
+        """Release all buffers. `bytes_sent` stays available. Local."""
         self._transport = None
 
     def sum(
         self, vector: Array, residuals: Residuals | None = None, is_ready: IsReady | None = None
     ) -> None:
-        """Replace `vector` by (the decoded form of) its sum over all ranks.
+        """Replace `vector` by its (decoded) sum over all ranks.
 
         Args:
             vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
-            residuals: updated; None where nothing is lost.
-            is_ready: whether the values of a bucket, by its number, are there; asked for one after
-                the other, again and again. All are there if not given.
+            residuals: updated; None if nothing is lost.
+            is_ready: returns True once the values of a bucket, given by number, are complete.
+                Polled bucket by bucket. Default: all buckets are ready.
 
         Collective.
         """
@@ -182,10 +189,10 @@ class Exchange(Component):
     def sum_in_background(
         self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
     ) -> None:
-        """`sum`, called in a worker thread: on the vector's GPU, and done there when it returns.
+        """Call `sum` from a worker thread on the vector's GPU, and wait for the GPU.
 
-        Whoever starts the thread has first waited for what it does to the vector
-        (`finish_on_device`).
+        The caller must first wait for its own GPU work on the vector (`finish_on_device`).
+        Collective.
         """
         with on_device(vector):
             self.sum(vector, residuals, is_ready)
@@ -197,7 +204,7 @@ def _places(slices: Sequence[slice]) -> list[tuple[int, int]]:
 
 
 def _joined(places: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
-    """Ascending places, with neighbours as one."""
+    """Merge adjacent intervals of an ascending sequence."""
     joined: list[tuple[int, int]] = []
     for begin, end in places:
         if joined and joined[-1][1] == begin:

@@ -1,4 +1,4 @@
-"""Who owns what: how the vector is cut, and which ranks send to whom.
+"""The layout of an exchange: how the vector is cut, and which ranks send to which ranks.
 
     vector   |<-- parameters "W" ------------------------->|<-- "b" ->|<-- "V" -->|
     buckets  |<-- bucket 1, ready last ------------------------------>|<-- 0 ---->|
@@ -6,17 +6,17 @@
     pieces   |tag 3|tag 4|tag 5|6|tag 7|tag 8|tag 9|10| ...           | 0  | 1  | 2
     blocks   |..|..|..|..|..|..|..|..|..|..|..|..|..|. ...   of quantization: always whole
 
-Each owner adds up its stripe of every bucket, and pieces travel by themselves. Nothing of it
-changes a sum: blocks are the same however the vector is cut.
+Each owner adds up its stripe of every bucket, and each piece is a message of its own. The cuts
+never change a sum, because the blocks of quantization are the same for every layout.
 
     hosts    |   host 0   |   host 1   |          a piece of owner 1:
     ranks    |  0  *1  2  |  3  *4  5  |             0, 2 -> 1;   3, 5 -> 4     within hosts
                                                      4 -> 1                     between hosts
 
-On each host one rank, the local leader of the piece (*), adds up what the ranks of the host have
-and sends that to the owner. The owner adds what the hosts have and sends the result back, to be
-passed on within each host. With every rank on a host of its own a rank leads its own values only,
-and all ranks talk to the owner.
+On each host, the local leader of the piece (*) adds up the values of the host's ranks and sends the
+sum to the owner. The owner adds the sums of the hosts and sends the result back to the local
+leaders, which pass the result on within their hosts. If every rank is a host of its own, each rank
+leads only its own values, and all ranks send to the owner directly.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ..parameters import Parameters
 
 @dataclass(frozen=True)
 class Bucket:
-    """Consecutive parameters whose gradient is exchanged when all of them have theirs.
+    """Consecutive parameters, exchanged together once all of their gradients are complete.
 
     Attributes:
         names: of the parameters.
-        values: where they lie in the vector.
+        values: their slice of the vector.
     """
 
     names: tuple[str, ...]
@@ -48,14 +48,14 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What travels by itself: some blocks of one owner.
+    """The unit of messages: some blocks of one owner.
 
     Attributes:
         tag: its number among all pieces, the same on all ranks.
-        owner: the rank that sums it.
+        owner: the rank that sums the piece.
         blocks: of quantization.
-        values: in the vector.
-        bytes: in the payload of its bucket.
+        values: its slice of the vector.
+        bytes: its slice of the bucket's payload.
     """
 
     tag: int
@@ -72,11 +72,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class CutBucket:
-    """A bucket among its owners.
+    """A bucket, divided among its owners.
 
     Attributes:
         number: of the bucket.
-        values: where it lies in the vector.
+        values: its slice of the vector.
         stripes: the blocks of each owner.
         pieces: of all owners, in the order of the vector.
     """
@@ -89,11 +89,13 @@ class CutBucket:
 
 @dataclass(frozen=True)
 class Topology:
-    """
+    """The grouping of ranks by hosts: the ranks of a host add up locally before sending.
+
     Attributes:
-        hosts: the ranks of each host, ascending; hosts by their first rank. (Where NCCL sums
-            within hosts, the one that exchanges a part of the pieces for its host.)
-        host_of: the number of each rank's host.
+        hosts: the ranks of each host, ascending; hosts in the order of their first rank. If NCCL
+            sums within hosts, each entry is a single rank, which exchanges its share of the pieces
+            for the host.
+        host_of: the host number of each rank.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -101,7 +103,7 @@ class Topology:
 
     @classmethod
     def over(cls, hosts: Sequence[Hashable]) -> Topology:
-        """From the host of every rank; equal for ranks of one host."""
+        """Create a topology from the host of every rank; ranks with equal hosts are grouped."""
         numbers: dict[Hashable, int] = {}
         host_of = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
         members = tuple(
@@ -112,31 +114,37 @@ class Topology:
 
     @classmethod
     def flat(cls, size: int) -> Topology:
-        """Every rank sends to the owner itself."""
+        """Create a topology in which every rank is a host of its own."""
         return cls.over(range(size))
 
     @property
     def hierarchical(self) -> bool:
-        """Whether any host has several ranks."""
+        """True if any host has several ranks."""
         return len(self.hosts) < len(self.host_of)
 
     def has(self, rank: int) -> bool:
-        """Whether a rank is one of those on its host."""
+        """Return True if `hosts` lists the rank."""
         return rank in self.hosts[self.host_of[rank]]
 
     def local_leader(self, host: int, owner: int) -> int:
-        """The rank that adds up a piece of this owner on a host: the owner itself, or on another
-        host the one at its place, so that the ranks of a host share the work."""
+        """Return the rank that adds up the pieces of `owner` on `host`.
+
+        On the owner's host this is the owner itself. On any other host this is the rank at the
+        owner's place, so that the ranks of a host share the work.
+        """
         place = self.hosts[self.host_of[owner]].index(owner)
         return self.hosts[host][place % len(self.hosts[host])]
 
 
 def topology_for(hosts: Sequence[str], hierarchical: bool | str) -> Topology:
-    """
+    """Return the topology for the option `hierarchical`.
+
     Args:
-        hosts: the machine of every rank.
-        hierarchical: "auto" is yes where there are several hosts, and several ranks on one of
-            them: on a single machine there is no message between hosts to save.
+        hosts: the host name of every rank.
+        hierarchical: "auto" groups by hosts if there are several hosts and any has several ranks.
+            On a single machine there are no messages between hosts to save.
+
+    Local.
     """
     if hierarchical == "auto":
         hierarchical = 1 < len(set(hosts)) < len(hosts)
@@ -149,13 +157,19 @@ def cut_buckets(
     bucket_values: int,
     starts: IndexArray | None = None,
 ) -> list[Bucket]:
-    """Cut at parameters, the last ones first: so their gradient comes out of a backward pass.
+    """Cut the vector into buckets between parameters, beginning with the last parameters.
+
+    A backward pass computes gradients in this order. Parameters are never cut. Buckets begin and
+    end at block borders, so small neighbours in a shared block stay together.
 
     Args:
-        bucket_values: how many a bucket has at least, but for the last one. Parameters are not cut.
-        starts: of blocks; if not given, of those that are cut without regard to names.
+        parameters: the layout of the vector.
+        block_size: values in a full block.
+        bucket_values: the least number of values in a bucket; only the last bucket may have fewer.
+        starts: int64, the first value of each block. Default: blocks cut by size alone, regardless
+            of parameter names.
 
-    Buckets begin and end with a block, so small neighbours that share one stay together. Local.
+    Local.
     """
     names = parameters.names
     sizes = [parameters[name].size for name in names]
@@ -175,7 +189,7 @@ def cut_buckets(
 def cut_bucket(
     number: int, bucket: Bucket, blocks: Blocks, ranks: int, first_tag: int
 ) -> CutBucket:
-    """Divide a bucket among its owners, by the blocks of the whole vector. Local."""
+    """Divide a bucket among its owners, along the blocks of the whole vector. Local."""
     borders = [bucket.values.start, bucket.values.stop]
     first, last = np.searchsorted(blocks.starts, borders)
     assert blocks.starts[[first, last]].tolist() == borders, "a bucket begins and ends with a block"
@@ -188,7 +202,11 @@ def cut_bucket(
 
 
 def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:
-    """One for each rank: the blocks that begin in its share of equal parts of these."""
+    """Divide blocks into one stripe per rank, of about equal size.
+
+    The values are divided into `size` equal parts; rank k owns the blocks that begin in part k.
+    Local.
+    """
     begin, end = blocks.values.start, blocks.values.stop
     edges = begin + np.arange(1, size) * (end - begin) / size
     inner = np.searchsorted(blocks.starts, edges).tolist()
@@ -196,10 +214,12 @@ def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:
 
 
 def cut_pieces(stripes: list[Blocks], first_tag: int, values: int) -> list[Piece]:
-    """The pieces of all stripes, in the order of the vector.
+    """Cut all stripes into pieces, in the order of the vector.
 
     Args:
-        values: of a piece, or of its only block.
+        stripes: the blocks of each owner.
+        first_tag: of the first piece.
+        values: in a piece. A block with more values is a piece by itself.
 
     Local.
     """

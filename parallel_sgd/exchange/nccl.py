@@ -1,12 +1,13 @@
-"""Sums over GPUs by NCCL: of all ranks, or of those of each host, which then send one message.
+"""Sums over GPUs by NCCL: over all ranks, or within each host before exchanging between hosts.
 
-Within a host NCCL sums what its ranks have. Of that sum every rank takes the pieces whose owners
-are at its place, and exchanges them with the ranks at the same place on the other hosts, with the
-arithmetic of every exchange; then NCCL brings the results to all ranks of the host. Where nothing
-is lost on the way, and unless hosts are asked for, one all-reduce of NCCL does it all.
+Within a host, NCCL sums the vectors of the host's ranks. The rank at place p of a host then takes
+the pieces whose owners are at place p of their hosts, and exchanges these with the ranks at place p
+of the other hosts, with the same arithmetic as every exchange. Finally NCCL broadcasts the results
+within each host. If no codec loses anything, and unless hosts are requested, a single NCCL
+all-reduce over all ranks does everything.
 
-NCCL adds in an order of its own: sums equal those of other transports to rounding, and repeat
-where NCCL repeats. All ranks have the same bits.
+NCCL adds in an order of its own. Sums equal those of the MPI transports up to rounding, and repeat
+if NCCL repeats. All ranks have the same bits.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ Array = Any  #: a CuPy array, contiguous and one-dimensional
 
 
 class WithNccl(Transport):
-    """Sums within hosts by NCCL, and between them by pieces.
+    """Sums within hosts by NCCL, and between hosts by pieces.
 
     Args:
-        topology: over hosts, of as many ranks each if NCCL sums within hosts.
-        nccl: over all ranks, or those of this host.
+        reductions: see `Transport`.
+        topology: over hosts. If NCCL sums within hosts, all hosts must have equally many ranks.
+        comm: the ranks.
+        nccl: over all ranks, or over the ranks of this host.
 
-    Creation is local. Of NCCL's bytes as many are counted as it sends in rings.
+    Creation is local. NCCL's bytes are counted as those of a ring.
     """
 
     def __init__(
         self, reductions: ReductionsOver, topology: Topology, comm: Communicator, *, nccl: Nccl
     ) -> None:
         self._comm, self._nccl = comm, nccl
-        all_ranks = nccl.size == comm.size  # are one group, or those of each host
+        all_ranks = nccl.size == comm.size  # in one group; else a group for each host
         groups = Topology.over([0] * comm.size) if all_ranks else topology
         places = {rank: place for group in groups.hosts for place, rank in enumerate(group)}
         self._place = place = places[comm.rank]
@@ -50,7 +53,7 @@ class WithNccl(Transport):
         self.reductions = self._between.reductions
         plain = all(isinstance(reduction, PlainReduction) for reduction in self.reductions)
         self._alone = len(groups.hosts) == 1 and plain
-        #: By bucket: the stripes, each with the place of its owner.
+        #: For each bucket, the non-empty stripes with the places of their owners.
         self._stripes = [
             [
                 (stripe.values, places[owner])
@@ -74,7 +77,7 @@ class WithNccl(Transport):
         if self._alone:
             waiting = self._between.messages.backoff()
             for bucket in range(len(self.reductions)):
-                while not is_summed(bucket):  # it is this rank that is late
+                while not is_summed(bucket):  # this rank's own gradient is not ready
                     waiting.pause()
             return bytes_sent
         bytes_sent += self._between.sum(vector, residuals, is_summed)
@@ -83,7 +86,7 @@ class WithNccl(Transport):
         return bytes_sent
 
     def _sum_within(self, bucket: int, vector: Array, residuals: Residuals | None) -> int:
-        """Over the ranks of this host; the bytes that this one sends."""
+        """Sum a bucket over the ranks of this host. Return the bytes sent by this rank."""
         if residuals is not None:
             for stripe, place in self._stripes[bucket]:
                 if place != self._place:
@@ -97,7 +100,7 @@ class WithNccl(Transport):
         return sent
 
     def _broadcast_results(self, stripes: Sequence[tuple[slice, int]], vector: Array) -> int:
-        """Bring results to all ranks of this host; the bytes of those that this one has."""
+        """Broadcast results within this host. Return the bytes of this rank's own results."""
         with self._comm.trace.span("wire"):
             self._nccl.broadcast_all([(vector[values], place) for values, place in stripes])
         own = (values for values, place in stripes if place == self._place)
@@ -108,14 +111,18 @@ class WithNccl(Transport):
 def start_nccl(
     parameters: Parameters, comm: Communicator, hierarchical: bool | str, *, lossless: bool
 ) -> tuple[Topology, Nccl]:
-    """Which ranks sum among themselves before they send, and NCCL over these, or over all.
+    """Create the NCCL communicator, over the ranks of this host or over all ranks.
 
     Args:
         parameters: on this rank's GPU.
-        hierarchical: "auto" goes by hosts where something is lost on the way.
-        lossless: whether nothing ever is.
+        comm: the ranks.
+        hierarchical: "auto" sums within hosts if a codec is lossy, and over all ranks otherwise.
+        lossless: True if no codec ever loses anything.
+    Returns:
+        The topology of the exchange, and the NCCL communicator.
     Raises:
-        SharedError: what NCCL needs is not here.
+        SharedError: the options contradict each other, hosts have different numbers of ranks, or
+            NCCL's requirements are not met.
 
     Collective.
     """

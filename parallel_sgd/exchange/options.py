@@ -1,4 +1,4 @@
-"""The options of an exchange: one object that algorithms have, or its part that knows no bits."""
+"""The options of an exchange: `ExchangeOptions`, and its part `TransportOptions` without bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .exchange import TRANSPORTS
 
 @options
 class TransportOptions(Options):
-    """Which way a sum over all ranks travels, whatever its bits."""
+    """The route of a sum over all ranks, independent of bits."""
 
     transport: str = option(
         AUTO,
@@ -35,6 +35,6 @@ class TransportOptions(Options):
 
 @options
 class ExchangeOptions(BitsOptions):
-    """How a sum over all ranks travels."""
+    """The bits and the route of a sum over all ranks."""
 
     route: TransportOptions = group(TransportOptions)

@@ -1,4 +1,4 @@
-"""An exchange that goes on in the background while the rest of its gradient is being computed."""
+"""An exchange that runs in the background while the rest of the gradient is being computed."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class OverlappedExchange:
-    """One exchange after another, bucket by bucket.
+    """Runs one exchange at a time in a background thread, bucket by bucket.
 
-    A bucket is complete, and may be sent, when all of its parameters are `ready`. What cannot be
-    sent (a NaN, say) is replaced by zeros, which keeps it from the residuals of all ranks;
-    `problem` then tells of it when the ranks agree on the minibatch.
+    A bucket is complete, and may be sent, once all of its parameters are `ready`. Values that
+    cannot be sent (NaN, for example) are replaced by zeros to protect the residuals of all ranks.
+    `problem` then holds the reason until the ranks agree on the minibatch.
 
     Args:
         buckets: in the order in which they are sent.
         name: of the thread.
 
     Attributes:
-        problem: why a part of the gradient cannot be exchanged, or None.
-        keeps_residuals: whether `drain` is to leave residuals as they were before: asked as an
-            exchange begins, which then copies them.
-        on_complete: told of a bucket's values before they are sent, in which vector they are.
+        problem: the reason why a part of the gradient cannot be exchanged, or None.
+        restores_residuals: called as an exchange begins. If it returns True, the residuals are
+            copied, and `drain` restores the copies.
+        on_complete: called with the vector and the slice of a complete bucket, before the bucket is
+            sent.
 
-    Local, but for the exchange itself, which goes on until all buckets are complete.
+    Local, except for the exchange itself, which runs until all buckets are complete.
     """
 
     def __init__(self, buckets: Sequence[Bucket], name: str) -> None:
@@ -50,17 +51,17 @@ class OverlappedExchange:
         self._abandoned = False
         self.restores_residuals: Callable[[], bool] = lambda: False
         self.on_complete: Callable[[Array, slice], None] = lambda vector, values: None
-        self._residual_copies: list[Array] = []  # copies of the residuals
-        self._copied_non_owned = False  # of them
+        self._residual_copies: list[Array] = []
+        self._copied_non_owned = False
         self._has_copies = False
 
     @property
     def running(self) -> bool:
-        """Whether one has begun and not finished."""
+        """True from `begin` until `finish`."""
         return self._background is not None
 
     def begin(self, exchange: Exchange, vector: Array, residuals: Residuals | None) -> None:
-        """Start an exchange of a vector of which nothing is there yet."""
+        """Start the exchange of a vector before any of its values are computed."""
         assert not self.running
         self._vector, self.problem = vector, None
         self._missing = [set(bucket.names) for bucket in self.buckets]
@@ -79,10 +80,11 @@ class OverlappedExchange:
         self._background = InBackground(self._name, summed)
 
     def ready(self, name: str, bits: float) -> None:
-        """A parameter's values are there.
+        """Mark a parameter's gradient as complete, and send its bucket once all of the bucket is.
 
         Args:
-            bits: the fewest that anything is sent with.
+            name: of the parameter.
+            bits: the lowest number of bits used for any value.
         """
         number = self._bucket_of[name]
         self._missing[number].discard(name)
@@ -90,13 +92,17 @@ class OverlappedExchange:
             self._send(number, bits)
 
     def all_ready(self, bits: float) -> None:
-        """All values are there."""
+        """Mark the whole gradient as complete; send all buckets not yet sent.
+
+        Args:
+            bits: see `ready`.
+        """
         for number, complete in enumerate(self._complete):
             if not complete:
                 self._send(number, bits)
 
     def finish(self) -> None:
-        """Wait for the sum. Raises what the exchange has raised."""
+        """Wait for the sum. Raises any error of the exchange."""
         assert self._background is not None
         background, self._background = self._background, None
         background.result()
@@ -108,12 +114,16 @@ class OverlappedExchange:
         residuals: Residuals | None,
         comm: Communicator,
     ) -> None:
-        """If any rank has begun an exchange, take part in it to its end; its sum is not used.
+        """Complete an exchange that any rank has begun, and discard the sum.
 
         Args:
-            empty: makes zeros, for a rank that has not begun.
+            exchange: begun here if this rank has not begun.
+            empty: returns a vector of zeros, for a rank that has not begun.
+            residuals: updated, or restored if `restores_residuals` asked for copies.
+            comm: the ranks.
 
-        Collective: where training cannot go on, or is finished, so that no rank is left waiting.
+        Collective. Called when training cannot go on or is finished, so that no rank is left
+        waiting.
         """
         if not comm.sum_integers(np.array([self.running], np.int64)).any():
             return
@@ -130,7 +140,7 @@ class OverlappedExchange:
             residuals.has_non_owned = self._copied_non_owned
 
     def _copy_residuals(self, residuals: Residuals | None) -> None:
-        """Copy the residuals, where `drain` may be to put them back."""
+        """Copy the residuals if `drain` may have to restore them."""
         self._has_copies = residuals is not None and self.restores_residuals()
         if residuals is None or not self._has_copies:
             return
@@ -142,7 +152,7 @@ class OverlappedExchange:
             finish_on_device(kept)
 
     def abandon(self) -> None:
-        """Wait until the exchange has failed, since ranks have died. Local."""
+        """Wait until the exchange has failed, after ranks have failed. Local."""
         self._abandoned = True
         if self._background is not None:
             self._background.error()

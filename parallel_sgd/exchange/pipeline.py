@@ -38,26 +38,26 @@ class Pipelined(Transport):
         rank, size, hosts = comm.rank, comm.size, len(topology.hosts)
         self._host = host = topology.host_of[rank]
         self._local_peers = [peer for peer in topology.hosts[host] if peer != rank]
-        #: The leaders of this rank's own pieces on the other hosts, in the order in which it sends
-        #: to them, as in a ring; and in that in which they send, with their hosts.
+        #: The leaders of this rank's own pieces on the other hosts: receivers in the order in which
+        #: this rank sends (a ring), senders with their hosts in the order in which messages arrive.
         ring = [(host + step) % hosts for step in range(1, hosts)]
         self._receivers = [topology.local_leader(other, rank) for other in ring]
         senders = zip(self._receivers, ring, strict=True)
         self._senders = sorted(senders, key=lambda sender: (rank - sender[0]) % size)
-        #: Of every bucket, its pieces by their owners from this rank on, itself at the end.
-        self._in_turn = [
+        #: The pieces of every bucket, by owner: the next rank's pieces first, this rank's own last.
+        self._pieces_in_turn = [
             sorted(reduction.pieces, key=lambda piece: (piece.owner - rank - 1) % size)
             for reduction in self.reductions
         ]
-        #: By the steps that they share: how many pieces this rank encodes for owners, and owns.
-        self._sharing: dict[StepSizes, tuple[int, int]] = {}
+        #: For shared step sizes: the number of pieces that this rank leads, and that it owns.
+        self._piece_counts: dict[StepSizes, tuple[int, int]] = {}
         for reduction in self.reductions:
             if isinstance(reduction, VariableLengthReduction):
-                led, owned = self._sharing.get(reduction.step_sizes, (0, 0))
+                led, owned = self._piece_counts.get(reduction.step_sizes, (0, 0))
                 led += sum(reduction.leads(piece) for piece in reduction.pieces)
                 owned += len(reduction.own_pieces)
-                self._sharing[reduction.step_sizes] = led, owned
-        self._all_at_once = shares_step_sizes(self.reductions)
+                self._piece_counts[reduction.step_sizes] = led, owned
+        self._steps_are_shared = shares_step_sizes(self.reductions)
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`."""
@@ -67,9 +67,9 @@ class Pipelined(Transport):
         buckets = self._begin(scheduler, vector, residuals)
         computing, waiting = messages.backoff(computing=True), messages.backoff()
         for number, tasks in enumerate(buckets):
-            while is_ready is not None and not is_ready(number):  # it is this rank that is late
-                # Steps that all buckets share are found when the last one is ready.
-                if messages.progress() or (not self._all_at_once and scheduler.work()):
+            while is_ready is not None and not is_ready(number):  # this rank's gradient is late
+                # Shared step sizes are known only once the last bucket is ready.
+                if messages.progress() or (not self._steps_are_shared and scheduler.work()):
                     computing.reset()
                 else:
                     computing.pause()
@@ -83,20 +83,21 @@ class Pipelined(Transport):
             with trace.span("wait"), messages.watched("exchange"):
                 while not messages.progress():
                     waiting.pause()
-        if scheduler.wire_s:  # beside what this thread does meanwhile
+        if scheduler.wire_s:  # in a row of its own: it overlaps with this thread's work
             trace.record("wire", *scheduler.wire_s, row="wire", bytes=scheduler.bytes_sent)
         return scheduler.bytes_sent
 
     def _begin(
         self, scheduler: Scheduler, vector: Array, residuals: Residuals | None
     ) -> list[list[Task]]:
-        """Begin with all pieces, by bucket, and expect what others send of them."""
+        """Start all pieces, and post receives for their messages. Return the tasks by bucket."""
         buckets: list[list[Task]] = []
         barriers = {
-            sizes: (Barrier(led), Barrier(owned)) for sizes, (led, owned) in self._sharing.items()
+            sizes: (Barrier(led), Barrier(owned))
+            for sizes, (led, owned) in self._piece_counts.items()
         }
         values, encoded = 1 + len(self._local_peers), 1 + len(self._senders)
-        for reduction, pieces in zip(self.reductions, self._in_turn, strict=True):
+        for reduction, pieces in zip(self.reductions, self._pieces_in_turn, strict=True):
             tasks = []
             for piece in pieces:
                 leads = reduction.leads(piece)
@@ -127,18 +128,18 @@ class Pipelined(Transport):
         residuals: Residuals | None,
         barriers: tuple[Barrier, Barrier] | None,
     ) -> Iterator[int]:
-        """A piece at this rank, from its values to their sum over all ranks; see `reduction`.
+        """Take a piece on this rank from its values to their sum over all ranks; see `reduction`.
 
         Args:
-            barriers: of pieces that share steps, before they are encoded for owners, and before
-                their sums are encoded.
+            barriers: two for pieces with shared step sizes: before encoding for the owners, and
+                before encoding the sums.
         Yields:
-            What it waits for: messages, that its own has been sent, or its turn; see `scheduler`.
+            The next wait: for messages, for a message to be sent, or for a turn; see `scheduler`.
         """
         rank, trace, piece = self._comm.rank, self._comm.trace, task.piece
         leader = self._topology.local_leader(self._host, piece.owner)
-        if leader != rank:  # which adds up what this host has
-            yield VALUES  # of this rank: its bucket is ready
+        if leader != rank:  # the leader adds up the values of this host
+            yield VALUES  # of this rank only: the bucket is ready
             if residuals is not None:
                 residuals.give_non_owned(piece.values, vector)
             scheduler.send(task, vector[piece.values], leader, VALUES)
@@ -146,7 +147,7 @@ class Pipelined(Transport):
             scheduler.receive_result(task, reduction.reduced_buffer(piece, vector), leader)
             yield REDUCED
         else:
-            yield ENCODE  # a turn for which the values of all ranks of this host must be here
+            yield ENCODE  # a turn, which also needs the values of all ranks of this host
             if self._local_peers:
                 with trace.span("sum"):
                     reduction.local_sum(piece, vector)
@@ -165,7 +166,7 @@ class Pipelined(Transport):
                 if self._local_peers and isinstance(reduction, VariableLengthReduction):
                     message = reduction.message_in(piece, message)
             else:
-                scheduler.count(task, ENCODED)  # its own
+                scheduler.count(task, ENCODED)  # this rank's own message
                 yield ENCODED
                 yield REDUCE
                 with trace.span("sum"):

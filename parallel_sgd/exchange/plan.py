@@ -1,4 +1,4 @@
-"""What an exchange goes by: decided once, before training, by the hosts and a short measurement."""
+"""The plan of an exchange: transport, topology and bits, chosen by measurements before training."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from .layout import Bucket, Topology, topology_for
 from .nccl import start_nccl
 
 SHORT_VECTOR = 1 << 16
-"""Values: shorter vectors take the library's collectives untried, unless hosts add up first."""
-TRIAL_S = 0.1  #: about as long may an exchange take by which transports are compared
+"""Values. Shorter vectors take the MPI collectives without a trial, if the topology is flat."""
+TRIAL_S = 0.1  #: target duration of the exchanges that compare transports
 MOST_TRIAL_VALUES = 1 << 24
-"""Values: where so many need no tenth of a second, more take as long a value. So trying needs
-64 MiB and the buffers of both transports, however long the vector."""
+"""Values of a trial exchange. If this many take less than `TRIAL_S`, the time per value is the same
+for longer vectors. So a trial needs at most 64 MiB and the buffers of both transports."""
 CLEARLY_FASTER = 0.9
-"""Of the pipeline's seconds: the collectives are taken where they need less. On a link they fall
-behind with the length (1.0 times the pipeline's after 0.1 s, 1.7 after 0.7), and noise is to tip
-nothing."""
+"""The collectives are chosen if they take less than this fraction of the pipeline's time. On a
+network link they fall behind as vectors grow: 1.0 times the pipeline's time for exchanges of 0.1 s,
+1.7 times for 0.7 s. The margin keeps noise from deciding."""
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """
+    """The transport and topology chosen for an exchange, with the measurements behind the choice.
+
     Attributes:
         transport: see `Exchange`.
         topology: see `Exchange`.
-        seconds: what exchanges of `values` float32 took by each transport; empty where nothing had
-            to be tried.
-        values: of those exchanges.
+        seconds: the time of an exchange of `values` float32, by transport; empty if nothing was
+            measured.
+        values: the number of values in the measured exchanges.
         nccl: see `Exchange`.
     """
 
@@ -50,7 +51,7 @@ class ExchangePlan:
     nccl: Nccl | None = None
 
     def close(self) -> None:
-        """Give back what NCCL has. Collective."""
+        """Release NCCL's resources. Collective."""
         if self.nccl is not None:
             self.nccl.close()
 
@@ -67,7 +68,7 @@ class ExchangePlan:
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the plan as values for JSON."""
         tried = {"values": self.values, "seconds": self.seconds} if self.seconds else None
         hierarchical = self.topology.hierarchical
         return {"transport": self.transport, "hierarchical": hierarchical, "tried": tried}
@@ -82,19 +83,22 @@ def choose_plan(
     codec: Codec | None = None,
     lossless: bool = True,
 ) -> ExchangePlan:
-    """
+    """Choose transport and topology for an exchange.
+
     Args:
-        parameters: whose gradient is to be exchanged.
-        transport: "collective", "pipelined", or "auto": the latter, unless the former is clearly
-            faster in a few exchanges, or the vector is short; or "nccl", never chosen by itself.
+        parameters: the layout of the gradient.
+        comm: the ranks.
+        transport: "collective", "pipelined", "nccl", or "auto". "auto" chooses "pipelined", unless
+            the vector is short or "collective" is clearly faster in trial exchanges; never "nccl".
         hierarchical: see `topology_for`, and for "nccl" `start_nccl`.
-        codec: with which to try.
-        lossless: whether nothing is ever lost on the way.
-
+        codec: used in the trial exchanges.
+        lossless: True if no codec ever loses anything.
+    Returns:
+        The plan, the same on all ranks.
     Raises:
-        SharedError: options that contradict each other; and see `start_nccl`.
+        SharedError: options contradict each other; and see `start_nccl`.
 
-    Collective. The same on all ranks. Cost: where it has to measure, some tenths of a second.
+    Collective. Cost: some tenths of a second if a trial is needed.
     """
     if transport == "nccl":
         topology, nccl = start_nccl(parameters, comm, hierarchical, lossless=lossless)
@@ -132,13 +136,15 @@ def choose_bits(
     block_size: int,
     possible: Collection[float],
 ) -> tuple[dict[str, float], Measured | None]:
-    """The bits of each bucket that should take the least time, by its number; and what says so.
+    """Choose the fastest bits for each bucket from measurements of links and kernels.
 
     Args:
-        possible: what bits may be chosen.
+        possible: the bits to choose from.
+    Returns:
+        Bits by bucket number, and the measurements. The same on all ranks.
 
-    Collective. The same on all ranks. Cost: some tenths of a second for the links and the kernels;
-    nothing, and nothing is measured, for one rank, and where only 32 bits are possible.
+    Collective. Cost: some tenths of a second for measuring links and kernels. A single rank, and
+    parameters other than float32, use 32 bits without measuring.
     """
     if parameters.dtype != np.float32 or comm.size == 1:
         return {str(number): 32 for number in range(len(buckets))}, None
@@ -158,25 +164,29 @@ def try_transports(
     rounds: int,
     topology: Topology | None = None,
 ) -> dict[str, float]:
-    """What exchanges of so many float32 take, by transport.
+    """Measure the time of an exchange of `values` float32, by transport.
 
     Args:
-        rounds: of which the best counts, beside a first one that does not.
-        topology: of the pipeline; every rank by itself if not given.
+        comm: the ranks.
+        values: the number of values.
+        codec: of the exchanges; None sends values unchanged.
+        rounds: the number of measured rounds, of which the fastest counts; one warm-up round
+            precedes.
+        topology: for the pipeline. Default: every rank sends for itself.
     Returns:
-        Seconds of the slowest rank.
+        Seconds on the slowest rank, the same on all ranks.
 
-    Collective; the same on all ranks.
+    Collective.
     """
-    # Of zeros an entropy code would send nothing.
-    some = np.random.default_rng(comm.rank).standard_normal(SHORT_VECTOR, np.float32)
-    parameters = Parameters({"x": np.resize(some, values)})
+    # Random values: an entropy code would send almost nothing for zeros.
+    sample = np.random.default_rng(comm.rank).standard_normal(SHORT_VECTOR, np.float32)
+    parameters = Parameters({"x": np.resize(sample, values)})
     best: dict[str, float] = {}
     exchanges = {
         "pipelined": Exchange(parameters, comm, codec, transport="pipelined", topology=topology),
         "collective": Exchange(parameters, comm, codec, transport="collective"),
     }
-    lost = {
+    residuals = {
         name: None if codec is None else exchange.residuals(parameters)
         for name, exchange in exchanges.items()
     }
@@ -184,7 +194,7 @@ def try_transports(
         for name, exchange in exchanges.items():
             comm.barrier()
             begin = time.perf_counter()
-            exchange.sum(parameters.flat, lost[name])
+            exchange.sum(parameters.flat, residuals[name])
             seconds = max(comm.allgather_object(time.perf_counter() - begin))
             if attempt > 0:
                 best[name] = min(seconds, best.get(name, seconds))

@@ -1,6 +1,6 @@
-"""Random projections of a gradient before it is quantized, summed over all ranks.
+"""Random projections of a gradient before quantization, summed over all ranks.
 
-What they are for, and when they are made: `parallel_sgd.second_moment`.
+`parallel_sgd.second_moment` explains the purpose, and in which steps gradients are projected.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class Projections:
-    """Projects the gradient of one step after the other.
+    """Projects one gradient after the other, and sums the projections.
 
     Args:
         flat: a vector like the gradients.
         comm: the ranks.
-        projected_step: gives the number of the step that gradients are now computed for, the same
-            on all ranks; 0 where they are not to be projected.
+        projected_step: returns the number of the current step, the same on all ranks, or 0 for a
+            step without projections.
 
-    They are sent with 16 bits each: in steps with projections, a quarter of a bit more for each
-    value of the gradient.
+    Projections are sent with 16 bits each: in steps with projections, an additional quarter of a
+    bit for each value of the gradient.
 
-    Local, but for `sum`. Memory: some vectors of 1/64 of the gradient's length.
+    Local, except for `sum`. Memory: some vectors of 1/64 of the gradient's length.
     """
 
     def __init__(self, flat: Array, comm: Communicator, projected_step: Callable[[], int]) -> None:
@@ -39,25 +39,33 @@ class Projections:
         self._exchange = Exchange(sums, comm, codec, error_feedback=False)
         self._sums, self._residuals = sums.flat, self._exchange.residuals(sums)
         self._projected_step = projected_step
-        self._step = 0  # that the gradient now projected is for; 0: it is not
+        self._step = 0  # of the current gradient; 0: no projections
 
     def begin(self, quantized: Sequence[slice]) -> None:
-        """Another gradient begins.
+        """Start with a new gradient. Local.
 
         Args:
-            quantized: which of its values will be; where none are, it is not projected.
+            quantized: the slices of the gradient that will be quantized; if empty, nothing is
+                projected.
         """
         self._step = self._projected_step() if quantized else 0
         self._sums.fill(0)
 
     def add(self, vector: Array, values: slice) -> None:
-        """Values of the gradient are there, and not yet replaced by their sum."""
+        """Project new values of the gradient, before they are exchanged. Local.
+
+        Args:
+            vector: the gradient.
+            values: the slice with the new values.
+        """
         if self._step:
             body(vector).add_to_groups(vector[values], values.start, self._step, self._sums)
 
     def sum(self) -> Array | None:
-        """The projections of the sum of all ranks' gradients, [groups], valid until `begin`; None
-        in a step without. Collective."""
+        """Return the projections of the sum of all ranks' gradients, [groups], or None.
+
+        Valid until `begin`. None in a step without projections. Collective.
+        """
         if not self._step:
             return None
         self._exchange.sum(self._sums, self._residuals)
@@ -65,7 +73,7 @@ class Projections:
 
     @staticmethod
     def first_calls(x: Array) -> list[Callable[[], object]]:
-        """Calls for `kernels.prepare` that need the kernels, given a vector of no values. Local."""
+        """Return calls for `kernels.prepare`, given an empty vector. Local."""
         return [
             *HalfPrecision(half_format="bfloat16").first_calls(),
             lambda: body(x).add_to_groups(x, 0, 0, x),

@@ -1,19 +1,19 @@
-"""The arithmetic of an exchange: what is done to a piece between its messages. No communication.
+"""The arithmetic of an exchange: the computations between messages. No communication.
 
     values         of rank k                      g_k
     local_sum      its host h, in rank order      s_h = Σ_(k in h) g_k
     encode         for the owner                  m_h = Encode(s_h + worker_error)
     reduce         the owner, in host order       g   = Σ_h Decode(m_h)
-                   for everybody                  m   = Encode(g + owner_error)
-    decode         everybody                      g'  = Decode(m)
+                   for all ranks                  m   = Encode(g + owner_error)
+    decode         all ranks                      g'  = Decode(m)
 
-That is a reduce-scatter and an all-gather whose messages are compressed. What a message loses stays
+This is a reduce-scatter and an all-gather with compressed messages. The error of a message stays
 with its sender, so that over any number of steps
 
     sum of all g' + sum of owner_error + sum of worker_error == sum of all g_k
 
-to rounding (docs/algorithms.md; Seide et al. 2014, §3.3). The owners' error is what a plain
-all-reduce of quantized gradients would lose.
+to rounding (docs/algorithms.md; Seide et al. 2014, §3.3). A plain all-reduce of quantized gradients
+would lose the owners' error.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from .residuals import Residuals
 
 Array = Any  #: a NumPy or CuPy array
 
-IN_CACHE = 1 << 16  #: values that are summed at a time, so that the sum stays in cache
-ALL_AT_ONCE = 1 << 62  #: a GPU's
+IN_CACHE = 1 << 16  #: values summed at a time on a CPU, so that the sum stays in cache
+ALL_AT_ONCE = 1 << 62  #: values summed at a time on a GPU
 
 
 class Reduction(ABC):
-    """
+    """The computations on the pieces of one bucket, with their buffers.
+
     Args:
         cut: the bucket.
         like: an array of the vector's kind.
-        rank: whose buffers are to be made.
-        topology: who sends to whom.
+        rank: the rank to allocate buffers for.
+        topology: the hosts of the ranks.
         dtype: of messages.
 
     Attributes:
         name: of the bucket in `Residuals.owner_error`.
         values, stripes: see `CutBucket`.
-        pieces: those whose owners the topology has, in the order of the vector.
-        own: the values of this rank's stripe in the vector.
-        counts: how much of `wire` is each rank's.
-        received: of as much as this rank owns, from each host.
+        pieces: the pieces whose owners the topology lists, in the order of the vector.
+        own: this rank's stripe, as a slice of the vector.
+        counts: the length of each rank's part of `wire`.
+        received: a receive buffer for this rank's stripe from each host.
 
     Local.
     """
@@ -83,29 +84,32 @@ class Reduction(ABC):
         self._at_a_time = IN_CACHE if array_module(like) is np else ALL_AT_ONCE
 
     def leads(self, piece: Piece) -> bool:
-        """Whether this rank adds up a piece of its host."""
+        """Return True if this rank is the local leader of a piece."""
         return self.topology.local_leader(self.host, piece.owner) == self.rank
 
     @abstractmethod
     def wire(self, vector: Array) -> Array:
-        """What holds the messages of all pieces, one stripe behind the other; see `counts`."""
+        """Return the buffer for the messages of all pieces, stripe after stripe; see `counts`."""
 
     def values_buffer(self, piece: Piece, peer: int) -> Array:
-        """At the local leader: where the values of another rank of its host are received."""
+        """Return the local leader's receive buffer for the values of a rank of its host."""
         begin = self._room_begin[piece.tag]
         return self._room[self.local_peers.index(peer), begin : begin + piece.size]
 
     def encoded_buffer(self, piece: Piece, host: int) -> Array:
-        """At the owner: where the message of another host is received."""
+        """Return the owner's receive buffer for the message of a host."""
         place = self._place(piece)
         return self._rows[host, place.start - self._own_begin : place.stop - self._own_begin]
 
     def reduced_buffer(self, piece: Piece, vector: Array) -> Array:
-        """Where the sum is received; in use until this rank's own message has been sent."""
+        """Return the receive buffer of the sum.
+
+        This is also the buffer of this rank's own message, and in use until the message is sent.
+        """
         return self.wire(vector)[self._place(piece)]
 
     def local_sum(self, piece: Piece, vector: Array) -> None:
-        """At the local leader: add what the ranks of this host have, in rank order, in `vector`."""
+        """At the local leader, add the values of this host's ranks into `vector`, in rank order."""
         own = vector[piece.values]
         terms = [
             own if rank == self.rank else self.values_buffer(piece, rank)
@@ -115,23 +119,23 @@ class Reduction(ABC):
 
     @abstractmethod
     def encode(self, piece: Piece, vector: Array, residuals: Residuals | None) -> Array:
-        """At the local leader: this host's sum, as it is sent to the owner."""
+        """Encode this host's sum for the owner, at the local leader. Return the message."""
 
     @abstractmethod
     def reduce(self, piece: Piece, vector: Array, residuals: Residuals | None) -> Array:
-        """At the owner, when the messages of all hosts are here: the sum, as it is sent to all."""
+        """Add the messages of all hosts, at the owner. Return the sum, encoded for all ranks."""
 
     @abstractmethod
     def decode(self, piece: Piece, vector: Array) -> object:
-        """Put the sum that has been received into `vector`."""
+        """Write the received sum into `vector`."""
 
     def _place(self, piece: Piece) -> slice:
-        """Of its messages on the wire."""
+        """Return the slice of a piece's message in `wire`."""
         return slice(piece.bytes.start // self._itemsize, piece.bytes.stop // self._itemsize)
 
 
 class CompressedReduction(Reduction):
-    """With a codec, and error feedback.
+    """Encodes with a codec and error feedback.
 
     Memory for n values of b bits on K hosts: buffers of about 2n·b/8 bytes.
     """
@@ -167,11 +171,11 @@ class CompressedReduction(Reduction):
         codec, owner_error = self.codec, residuals.owner_error[self.name]
         for blocks, values, place in self._in_cache[piece.tag]:
             total, message = vector[values], self.payload[place]
-            if self._total is not None:  # which stays in cache; everybody decodes the message
+            if self._total is not None:  # it stays in cache; `decode` fills the vector later
                 total = self._total[: total.size]
             within = slice(place.start - self._own_begin, place.stop - self._own_begin)
             error = owner_error[values.start - self.own.start : values.stop - self.own.start]
-            # total   <- sum of Decode(the message of each host), this one's own like the others
+            # total   <- sum of Decode(the message of each host), including this host
             # message <- Encode(total + error)
             # error   <- total + error - Decode(message)
             for host in self.hosts:
@@ -186,7 +190,7 @@ class CompressedReduction(Reduction):
 
 
 class PlainReduction(Reduction):
-    """The values as they are. Nothing is lost.
+    """Sends the values unchanged, without loss.
 
     Memory: a buffer of about the vector's size.
     """
@@ -209,15 +213,16 @@ class PlainReduction(Reduction):
         return total
 
     def decode(self, piece: Piece, vector: Array) -> None:
-        pass  # it has been received in its place
+        pass  # the sum was received into `vector` directly
 
 
 def add_in_order(arrays: Sequence[Array], place: int, at_a_time: int) -> None:
-    """``arrays[place] = arrays[0] + arrays[1] + …``, from left to right. Local.
+    """Set ``arrays[place] = arrays[0] + arrays[1] + …``, added from left to right. Local.
 
     Args:
         arrays: [n] each; those before `place` are changed.
-        at_a_time: values, so that the sum stays in cache.
+        place: the index of the result.
+        at_a_time: the number of values added at a time, so that the sum stays in cache.
     """
     for first in range(0, arrays[place].size, at_a_time):
         terms = [array[first : first + at_a_time] for array in arrays]
@@ -230,7 +235,7 @@ def add_in_order(arrays: Sequence[Array], place: int, at_a_time: int) -> None:
 
 
 def _cut(piece: Piece, blocks: int) -> list[tuple[Blocks, slice, slice]]:
-    """So many blocks of a piece at a time, with their places in the vector and in the payload."""
+    """Cut a piece into runs of `blocks` blocks, with their slices of the vector and payload."""
     first_byte = piece.bytes.start - piece.blocks.bytes.start
     cut = []
     for first in range(0, len(piece.blocks), blocks):

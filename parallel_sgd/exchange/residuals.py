@@ -1,4 +1,4 @@
-"""What messages have lost, and later ones send: the error feedback of an exchange."""
+"""The error feedback of an exchange: errors of earlier messages, added to later messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Array = Any  #: a NumPy or CuPy array
 
 @dataclass
 class Residuals:
-    """What the messages of one rank have lost so far: training state, kept in checkpoints.
+    """The compression errors of one rank's messages: training state, kept in checkpoints.
 
     Attributes:
         worker_error: float32 [n], of this rank's messages to the owners of stripes.
-        owner_error: float32 [this rank's stripe] by the bucket's number, of its messages as an
-            owner. (With parameter servers it is called the server's.)
-        has_non_owned: whether the worker error may also be of values that another rank of the host
-            adds up and sends: after it has come from a checkpoint of other ranks or hosts.
+        owner_error: float32 [this rank's stripe] by bucket number, of this rank's messages as an
+            owner. (With parameter servers: the server's error.)
+        has_non_owned: True if `worker_error` may include values led by another rank of the host.
+            This happens after loading a checkpoint of other ranks or hosts.
     """
 
     worker_error: Array = across("sum")
@@ -30,11 +30,11 @@ class Residuals:
 
     @classmethod
     def zeros(cls, like: Array, stripes: Mapping[str, int]) -> Residuals:
-        """Those with which training starts.
+        """Create zero residuals to start training with.
 
         Args:
-            like: the vector [n] that is to be exchanged.
-            stripes: how many values this rank owns, by bucket.
+            like: the vector [n] to be exchanged.
+            stripes: the number of values that this rank owns, by bucket.
 
         Local.
         """
@@ -45,21 +45,22 @@ class Residuals:
 
     @property
     def vectors(self) -> list[Array]:
-        """All of them, in one order."""
+        """All residuals, in a fixed order."""
         return [self.worker_error, *self.owner_error.values()]
 
     def reset(self) -> None:
-        """Make them zero: what was lost is never sent. Local."""
+        """Set all residuals to zero and so discard the errors. Local."""
         for error in self.vectors:
             error.fill(0)
 
     def give_non_owned(self, values: slice, vector: Array) -> None:
-        """Before another rank adds up some values: give it their worker error, too.
+        """Add the worker error of some values to `vector`, before another rank leads these values.
 
         Args:
-            values: of the vector [n], changed there.
+            values: the slice of the vector.
+            vector: [n], changed there.
 
-        Nothing where there is none (`has_non_owned`). Local.
+        Does nothing unless `has_non_owned`. Local.
         """
         if self.has_non_owned:
             vector[values] += self.worker_error[values]

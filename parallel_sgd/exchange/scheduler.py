@@ -1,20 +1,20 @@
-"""Which piece of an exchange goes on next, and how much is on the wire meanwhile.
+"""The schedule of an exchange: the order of the pieces' work, and the limit on bytes in flight.
 
-What others wait for comes first: owners reduce, then local leaders encode, then every rank decodes,
-which is for itself alone.
+Work that ranks wait for comes first: owners reduce, then local leaders encode. Decoding comes last,
+since only the rank itself needs the result.
 
-A link that many send to at once loses packets, and takes longer. So a rank encodes for one owner
-after the other, beginning with the one after it, as in a ring, and owners receive in just that
-order. And between hosts a rank sends only so much of what it has encoded, and receives only so much
-of each kind of message, at a time as keeps a link busy (`WINDOW`).
+A link loses packets and slows down if many ranks send to one rank at once. A rank therefore encodes
+for one owner after another, beginning with the next rank, as in a ring, and owners receive in the
+matching order. Between hosts, the encoded bytes being sent and the bytes expected of each kind of
+message are limited to `WINDOW`, enough to keep a link busy.
 
-No rank waits for itself:
+The limits cannot cause a deadlock:
 
-- Pieces are encoded in the order in which they began, whatever comes first. So of all encoded
-  messages that are missing the first, by that order, can always be sent and received.
-- No result holds up an encoded message, nor a result of another host. Results have no window where
-  they are sent. Within a host they have none where they are received, either: the rank that passes
-  them on may itself be waiting for its turn of a window.
+- Pieces are encoded in the order in which they began, whatever arrives first. So the first missing
+  encoded message in this order can always be sent and received.
+- No result delays an encoded message, or a result from another host: results have no window at the
+  sender. Results within a host have no window at the receiver either, because the rank that passes
+  the result on may itself be waiting for room in a window.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ from .layout import Piece
 
 Array = Any  #: a NumPy or CuPy array
 
-VALUES, ENCODED, REDUCED = range(3)  #: kinds of messages; as waits: all of the piece's are here
-SENT = 3  #: to wait for: this rank's own message of the piece, whose place is free then
-ENCODE, REDUCE, DECODE = range(4, 7)  #: to wait for: the turn to do so
-ALL_ARRIVED = 7  #: to wait for: that all pieces have come to a `Barrier`
+VALUES, ENCODED, REDUCED = range(3)  #: kinds of messages; as waits: for all messages of the kind
+SENT = 3  #: wait until this rank's own message is sent, and its buffer free
+ENCODE, REDUCE, DECODE = range(4, 7)  #: wait for a turn to do so
+ALL_ARRIVED = 7  #: wait until all pieces have arrived at a `Barrier`
 
 WINDOW = 2 << 20
-"""Bytes of a kind that are sent, or expected, at a time: what a link holds, and some more."""
+"""Bytes of a kind sent, or expected, at a time: somewhat more than a link holds."""
 
 
 class Task:
-    """A piece under way.
+    """The state of a piece being exchanged.
 
     Args:
-        values, encoded: how many messages there are of each, this rank's own included.
+        piece: the piece.
+        values, encoded: the number of messages of these kinds, including this rank's own.
 
     Attributes:
-        steps: a generator that does what is to be done, and yields what it waits for.
-        missing: by VALUES, ENCODED, REDUCED and SENT, how many.
+        steps: a generator of the piece's work, which yields before each wait.
+        missing: the number of missing messages, by VALUES, ENCODED, REDUCED and SENT.
+        awaited: the message kind being waited for, or -1.
+        barrier: the last barrier that the piece arrived at, or None.
     """
 
     __slots__ = ("awaited", "barrier", "missing", "piece", "steps")
@@ -57,14 +60,14 @@ class Task:
     def __init__(self, piece: Piece, values: int, encoded: int) -> None:
         self.piece, self.missing = piece, [values, encoded, 1, 1]
         self.awaited = -1
-        self.barrier: Barrier | None = None  # to which it has come last
+        self.barrier: Barrier | None = None
 
 
 class Barrier:
-    """Where pieces wait for each other.
+    """A point where pieces wait for each other.
 
     Args:
-        members: how many pieces.
+        members: the number of pieces.
     """
 
     def __init__(self, members: int) -> None:
@@ -75,9 +78,10 @@ class Scheduler:
     """Resumes the pieces of one exchange.
 
     Attributes:
-        left: tasks that have not come to their end.
-        bytes_sent: by this rank to others.
-        wire_s: when the first message was sent and the last result was here; None: no messages.
+        left: the number of unfinished tasks.
+        bytes_sent: by this rank.
+        wire_s: the times of the first message sent and of the last result received; None without
+            messages.
     """
 
     def __init__(self, messages: Messages) -> None:
@@ -85,18 +89,18 @@ class Scheduler:
         self.left = self.bytes_sent = 0
         self.wire_s: tuple[float, float] | None = None
         self._queues: dict[int, deque[Task]] = {REDUCE: deque(), ENCODE: deque(), DECODE: deque()}
-        self._sending = 0  # bytes that are encoded
-        self._expected = [0, 0, 0]  # bytes by kind
+        self._sending = 0  # bytes of encoded messages
+        self._expected = [0, 0, 0]  # bytes, by kind of message
         self._expected_later: list[deque[tuple[Task, Array, int]]] = [deque(), deque(), deque()]
 
     def begin(self, task: Task, steps: Iterator[int]) -> None:
-        """Go on with a piece until it waits. Those that wait for their turn do so in this order."""
+        """Run a piece until its first wait. Turns are given in the order of these calls."""
         task.steps = steps
         self.left += 1
         self._resume(task)
 
     def work(self) -> bool:
-        """Do what is next; whether there was anything."""
+        """Resume the next piece with a turn. Return False if there is none."""
         queues = self._queues
         if queues[REDUCE]:
             task = queues[REDUCE].popleft()
@@ -110,23 +114,23 @@ class Scheduler:
         return True
 
     def count(self, task: Task, event: int) -> None:
-        """One of what a piece waits for, or will, has happened."""
+        """Count a message of the given kind; resume the piece if this was the last missing one."""
         task.missing[event] -= 1
         if task.missing[event] == 0 and task.awaited == event:
             self._resume(task)
 
     def arrive(self, task: Task, barrier: Barrier) -> None:
-        """A piece has come to a meeting, and now waits for MET."""
+        """Count a piece as arrived at a barrier. The piece then waits for ALL_ARRIVED."""
         barrier.missing -= 1
         barrier.members.append(task)
         task.barrier = barrier
 
     def send(self, task: Task, message: Array, peer: int, kind: int) -> None:
-        """Send a message of a piece; SENT happens when that has been done."""
+        """Send a message of a piece. Count SENT once it is sent, except for results."""
         now = perf_counter()
         self.wire_s = (self.wire_s[0] if self.wire_s else now, now)
         self.bytes_sent += message.nbytes
-        then: Then = lambda: None  # noqa: E731  nobody waits for that of a result
+        then: Then = lambda: None  # noqa: E731  no piece waits for a result's SENT
         if kind == VALUES:
             then = partial(self.count, task, SENT)
         elif kind == ENCODED:
@@ -135,12 +139,12 @@ class Scheduler:
         self._messages.send(message, peer, tag_of(task.piece, kind), then)
 
     def expect(self, task: Task, buffer: Array, sender: int, kind: int) -> None:
-        """Receive a message of a piece, after those of its kind that were expected before."""
+        """Receive a message of a piece, after the earlier expected messages of the same kind."""
         self._expected_later[kind].append((task, buffer, sender))
         self._receive(kind)
 
     def receive_result(self, task: Task, buffer: Array, sender: int) -> None:
-        """Receive a result from within this host, at once."""
+        """Receive a result from within this host immediately, outside the window."""
         came = partial(self._came, task, REDUCED, 0)
         self._messages.receive(buffer, sender, tag_of(task.piece, REDUCED), came)
 
@@ -161,7 +165,7 @@ class Scheduler:
         self._receive(kind)
 
     def _may_encode(self) -> bool:
-        """Whether the first in line has the values of its host, and may send."""
+        """Return True if the first piece in the queue has its host's values and room to send."""
         queue = self._queues[ENCODE]
         return bool(queue) and self._sending < WINDOW and queue[0].missing[VALUES] == 0
 
@@ -188,5 +192,5 @@ class Scheduler:
 
 
 def tag_of(piece: Piece, kind: int) -> int:
-    """Of a message, the same on all ranks."""
+    """Return the message tag for a piece and a kind of message, the same on all ranks."""
     return 3 * piece.tag + kind

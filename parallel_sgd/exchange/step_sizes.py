@@ -1,8 +1,8 @@
-"""The steps of quantization in an exchange with an entropy code: one for all of a vector.
+"""The step sizes of an exchange with an entropy code: one for all values that are encoded together.
 
-A rank finds a step for what it sends to owners, and another one for what it sends as an owner, when
-all values are there. Where buckets are sent while others are still being computed, each bucket has
-steps of its own.
+A rank finds one step size for its messages to owners, and another for its messages as an owner,
+once all of the values are present. If buckets are sent while later buckets are still being
+computed, each bucket has step sizes of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class Span(NamedTuple):
-    """Consecutive values with one codec.
+    """Consecutive values with the same codec.
 
     Attributes:
-        bucket: whose values they are, by the name in `Residuals.owner_error`; "" for the vector.
-        values: in the vector, or in an owner's stripe of the bucket.
+        codec: of the values.
+        bucket: the name in `Residuals.owner_error`; "" for values in the vector.
+        values: a slice of the vector, or of the owner's stripe of the bucket.
     """
 
     codec: EntropyCoded
@@ -30,11 +31,11 @@ class Span(NamedTuple):
 
 
 class StepSizes:
-    """Finds steps, once for each sum.
+    """Finds the step sizes, once for each sum.
 
     Args:
-        sent: what this rank encodes for owners.
-        owned: what it encodes as an owner.
+        sent: the values that this rank encodes for owners.
+        owned: the values that this rank encodes as an owner.
 
     Local.
     """
@@ -44,11 +45,11 @@ class StepSizes:
         self._found: dict[tuple[EntropyCoded, bool], Allowance] = {}
 
     def begin(self) -> None:
-        """Another sum begins."""
+        """Discard the step sizes of the previous sum."""
         self._found = {}
 
     def of_worker(self, codec: EntropyCoded, vector: Array, residuals: Residuals) -> Allowance:
-        """For values that this rank sends to owners, of which all are in `vector`."""
+        """Return the step for values sent to owners. All of these must be in `vector`."""
         if (codec, False) not in self._found:
             places = [span.values for span in self._sent[codec]]
             pairs = [(vector[place], residuals.worker_error[place]) for place in places]
@@ -56,7 +57,7 @@ class StepSizes:
         return self._found[codec, False]
 
     def of_owner(self, codec: EntropyCoded, residuals: Residuals) -> Allowance:
-        """For the sums that this rank owns, of which all are in the owner's error."""
+        """Return the step for sums owned by this rank. All of these must be in `owner_error`."""
         if (codec, True) not in self._found:
             errors = residuals.owner_error
             pairs = [(None, errors[span.bucket][span.values]) for span in self._owned[codec]]
@@ -65,7 +66,7 @@ class StepSizes:
 
 
 def _by_codec(spans: Iterable[Span]) -> dict[EntropyCoded, list[Span]]:
-    """With neighbours as one span."""
+    """Group spans by codec, and merge adjacent spans."""
     by_codec: dict[EntropyCoded, list[Span]] = {}
     for span in spans:
         before = by_codec.setdefault(span.codec, [])

@@ -1,4 +1,4 @@
-"""What every transport of an exchange can do."""
+"""The interface of the transports of an exchange."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from .reduction import Reduction
 from .residuals import Residuals
 
 Array = Any  #: a NumPy or CuPy array
-IsReady = Callable[[int], bool]  #: whether the values of a bucket, by its number, are there
-ReductionsOver = Callable[[Topology], list[Reduction]]  #: of every bucket, with their buffers
+IsReady = Callable[[int], bool]  #: bucket number -> True once the bucket's values are complete
+ReductionsOver = Callable[[Topology], list[Reduction]]  #: makes the reductions of all buckets
 
 
 class Transport(Protocol):
-    """Decides when the steps of a `Reduction` are done, and how their messages travel.
+    """Schedules the steps of a `Reduction` and carries its messages.
 
-    A class of them is made of a `ReductionsOver`, the topology, and the ranks, on whose
-    communicator nothing else may send messages meanwhile. Its name is in `exchange.TRANSPORTS`.
+    A transport class is constructed from a `ReductionsOver`, the topology and the ranks, and is
+    listed by name in `exchange.TRANSPORTS`. During a sum, nothing else may use the ranks'
+    communicator.
 
     Attributes:
-        reductions: of every bucket, in the order in which their values are ready.
+        reductions: for each bucket, in the order in which the values become ready.
     """
 
     reductions: list[Reduction]
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
-        """Replace `vector` by its sum over all ranks, the same bits on all.
+        """Replace `vector` by its sum over all ranks, the same bits on all ranks.
 
         Args:
             vector: [n], finite.
-            residuals: updated; None where nothing is lost.
-            is_ready: asked for one bucket after the other, until it is so. None: all are.
+            residuals: updated; None if nothing is lost.
+            is_ready: polled bucket by bucket until True. None: all buckets are ready.
         Returns:
-            The bytes that this rank has sent to others.
+            The bytes sent by this rank.
 
         Collective.
         """

@@ -1,12 +1,13 @@
-"""The arithmetic of an exchange whose messages have lengths that only their encoder knows.
+"""The arithmetic of an exchange with messages of variable length, known only to their encoder.
 
     encode         for the owner                  m_h = Encode(s_h + worker_error)
     add_up         the owner, in host order       owner_error += Decode(m_h)
     encode_sum     for all ranks                  m = Encode(owner_error)
     decode         all ranks                      g' = Decode(m)
 
-An owner adds to its error: where few values are sent, little memory is touched. It encodes when it
-has added up all that it owns, since the step of quantization depends on all of it (`step_sizes`).
+An owner adds directly to its error, so little memory is touched when few values are sent. It
+encodes only after adding up all of its pieces, because the step size depends on all of them
+(`step_sizes`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class VariableLengthReduction(Reduction):
-    """With a codec that has an entropy code, for all or for some of the parameters.
+    """Encodes with an entropy code, for all or for some of the parameters.
 
     Attributes:
         step_sizes: shared by all buckets that are encoded together.
@@ -50,16 +51,16 @@ class VariableLengthReduction(Reduction):
 
     @cached_property
     def own_pieces(self) -> list[Piece]:
-        """Those that this rank owns."""
+        """The pieces that this rank owns."""
         return [piece for piece in self.pieces if piece.owner == self.rank]
 
     def sent_spans(self) -> list[Span]:
-        """What this rank encodes for owners, in the vector."""
+        """Return the values that this rank encodes for owners, as spans of the vector."""
         led = [piece for piece in self.pieces if self.leads(piece)]
         return [span for piece in led for span in self._spans(piece, "", 0)]
 
     def owned_spans(self) -> list[Span]:
-        """What it encodes as an owner, in its stripe."""
+        """Return the values that this rank encodes as an owner, as spans of its stripe."""
         begin = self.own.start
         return [span for piece in self.own_pieces for span in self._spans(piece, self.name, begin)]
 
@@ -76,7 +77,7 @@ class VariableLengthReduction(Reduction):
         """See `Reduction`.
 
         Args:
-            out: where the message is to begin; where the piece has its place, if not given.
+            out: receives the message at its beginning. Default: the piece's place in the payload.
         """
         assert residuals is not None
         values, error = vector[piece.values], residuals.worker_error[piece.values]
@@ -93,12 +94,12 @@ class VariableLengthReduction(Reduction):
     def add_up(
         self, piece: Piece, residuals: Residuals | None, encoded: Sequence[Array]
     ) -> list[int]:
-        """At the owner: add what all hosts have sent of a piece.
+        """Add the messages of all hosts to the owner's error.
 
         Args:
-            encoded: the messages of the hosts, in their order; each may go on behind its end.
+            encoded: the messages, in the order of hosts; each may be followed by further bytes.
         Returns:
-            Bytes of each message.
+            The length of each message in bytes.
         """
         assert residuals is not None
         total = self._owned(piece, residuals)
@@ -108,7 +109,7 @@ class VariableLengthReduction(Reduction):
     def encode_sum(
         self, piece: Piece, residuals: Residuals | None, out: Array | None = None
     ) -> Array:
-        """At the owner, when it has added up all of its pieces: the sum, as it is sent to all."""
+        """Encode the sum for all ranks, once the owner has added up all of its pieces."""
         assert residuals is not None
         error = self._owned(piece, residuals)
         out = self.payload[piece.bytes] if out is None else out
@@ -122,23 +123,23 @@ class VariableLengthReduction(Reduction):
         raise AssertionError("a sum is encoded when all are there: add_up, then encode_sum")
 
     def decode(self, piece: Piece, vector: Array, message: Array | None = None) -> int:
-        """See `Reduction`; bytes of the message."""
+        """See `Reduction`. Return the length of the message in bytes."""
         message = self.payload[piece.bytes] if message is None else message
         return self._messages[piece.tag].decode(message, vector[piece.values], False)
 
     def quantized(self) -> list[slice]:
-        """The values with steps, in the vector."""
+        """Return the slices of the vector that are quantized with a step size."""
         return [span.values for piece in self.pieces for span in self._spans(piece, "", 0)]
 
     def encoded_messages(self, piece: Piece) -> list[Array]:
-        """At the owner: where the messages of all hosts are, in the order of hosts."""
+        """Return the messages of all hosts at the owner, in the order of hosts."""
         own = self.payload[piece.bytes]
         return [
             own if host == self.host else self.encoded_buffer(piece, host) for host in self.hosts
         ]
 
     def message_in(self, piece: Piece, buffer: Array) -> Array:
-        """The message with which a buffer begins."""
+        """Return the message at the beginning of a buffer."""
         return self._messages[piece.tag].beginning(buffer)
 
     def _owned(self, piece: Piece, residuals: Residuals) -> Array:
@@ -147,9 +148,11 @@ class VariableLengthReduction(Reduction):
 
 
 def share_step_sizes(reductions: Sequence[Reduction], *, by_bucket: bool) -> list[StepSizes]:
-    """Let all buckets have the same steps, or each its own. Local."""
-    variable = [one for one in reductions if isinstance(one, VariableLengthReduction)]
-    groups = [[one] for one in variable] if by_bucket else [variable]
+    """Give all buckets common step sizes, or each bucket its own. Local."""
+    variable = [
+        reduction for reduction in reductions if isinstance(reduction, VariableLengthReduction)
+    ]
+    groups = [[reduction] for reduction in variable] if by_bucket else [variable]
     shared = []
     for group in groups:
         sent = [span for reduction in group for span in reduction.sent_spans()]
@@ -162,6 +165,10 @@ def share_step_sizes(reductions: Sequence[Reduction], *, by_bucket: bool) -> lis
 
 
 def shares_step_sizes(reductions: Sequence[Reduction]) -> bool:
-    """Whether buckets have the same steps, so that all must be ready before one is sent. Local."""
-    steps = [one.step_sizes for one in reductions if isinstance(one, VariableLengthReduction)]
+    """Return True if buckets share step sizes: then all must be ready before any is sent. Local."""
+    steps = [
+        reduction.step_sizes
+        for reduction in reductions
+        if isinstance(reduction, VariableLengthReduction)
+    ]
     return len({*steps}) < len(steps)
