@@ -1,4 +1,4 @@
-"""Codecs from 32 bits to a twentieth of one, all with error feedback. No communication here."""
+"""Codecs from 32 bits to 0.05 bits per value, all with error feedback. No communication."""
 
 from .bits import BitsOptions, require_float32
 from .codec import (

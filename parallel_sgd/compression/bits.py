@@ -1,4 +1,4 @@
-"""How many bits a value has on its way: the same always, by samples, or by parameter."""
+"""The option for bits per value in messages: constant, by samples, or by parameter."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .options import AUTO, CompressionOptions, GradientBits
 
 @options
 class BitsOptions(Options):
-    """With how many bits values travel, and how they become bits.
+    """Bits per value of messages, and the method of compression.
 
-    Where the bits change, residuals stay, and enter the next message.
+    When the bits change, residuals stay and enter the next message.
     """
 
     gradient_bits: float | str | Mapping[int, float] = option(
@@ -52,33 +52,33 @@ class BitsOptions(Options):
 
     @property
     def all_bits(self) -> set[float | str]:
-        """The bits, or "auto", that are ever used."""
+        """All bits in use at any time, possibly with "auto"."""
         return self.usual_bits.union(self.bits_of.values())
 
     @property
     def usual_bits(self) -> set[float | str]:
-        """Those of parameters without bits of their own."""
+        """The bits of parameters without a matching pattern in `bits_of`."""
         bits = self.gradient_bits
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing is ever lost on the way."""
+        """True if nothing is ever lost in messages."""
         return self.all_bits == {32}
 
     def bits_after(self, samples: int) -> float | str:
-        """The bits of a message after so many samples, or "auto". Local."""
+        """Return the bits of a message after this number of samples, or "auto". Local."""
         bits = self.gradient_bits
         if isinstance(bits, Mapping):
             return bits[max(start for start in bits if start <= samples)]
         return bits
 
     def require_for(self, parameters: Parameters) -> None:
-        """See that these parameters can be sent so. Local.
+        """Check that these parameters can be sent with these options. Local.
 
         Raises:
-            UserError: fewer than 32 bits for parameters that are not float32, or a pattern that
-                counts for none of them.
+            UserError: fewer than 32 bits for parameters that are not float32, or a pattern without
+                effect on any of them.
         """
         self.bits_of.require_matches("bits_of", {name: x.size for name, x in parameters.items()})
         every = [("gradient_bits", bits) for bits in self.usual_bits - {AUTO}]
@@ -87,22 +87,22 @@ class BitsOptions(Options):
             require_float32(self.compression.codec(cast(float, bits)), parameters, name)
 
     def first_calls(self) -> list[Callable[[], object]]:
-        """Those of all codecs that may be used, for `kernels.prepare`. Local."""
+        """Return the calls of all codecs in use, for `kernels.prepare`. Local."""
         return [call for codec in self._codecs for call in codec.first_calls()]
 
     @property
     def has_entropy_code(self) -> bool:
-        """Whether a codec may be used whose messages have lengths that depend on their values."""
+        """True if any codec in use has messages of variable length."""
         return not all(codec.has_fixed_length for codec in self._codecs)
 
     @property
     def _codecs(self) -> list[Codec]:
-        """All that may be used."""
+        """All codecs in use."""
         possible = self.all_bits - {AUTO} | set(auto_bits() if AUTO in self.all_bits else ())
         return [self.compression.codec(cast(float, bits)) for bits in possible]
 
     def codec(self, bits: float) -> Codec:
-        """Of parameters that have so many bits, but for those with bits of their own."""
+        """Return the codec for `bits`, combined with the codecs of `bits_of`. Local."""
         codec = self.compression.codec
         if not self.bits_of or self.lossless:
             return codec(bits)
@@ -111,7 +111,13 @@ class BitsOptions(Options):
 
 
 def require_float32(codec: Codec, parameters: Parameters, name: str = "gradient_bits") -> None:
-    """Refuse a lossy codec, of the option `name`, for parameters of another dtype. Local."""
+    """Raise a UserError if a lossy codec is used for parameters other than float32. Local.
+
+    Args:
+        codec: chosen by the option `name`.
+        parameters: to be sent.
+        name: of the option, for the error text.
+    """
     if codec.bits < 32 and parameters.dtype != np.float32:
         raise UserError(
             f"{name}={codec.bits} needs float32 parameters, but these are "

@@ -1,4 +1,4 @@
-"""What a codec is, and the registry of codecs by their bits a value."""
+"""The base class of codecs, and the registry of codecs by bits per value."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from ..parameters import Parameters
 from ..validation import choice, integer, kind_of, mapping, number, set_validated, shown, text
 
 Array = Any  #: a NumPy or CuPy array
-ALIGNED = 4  #: bytes, of which a message takes a multiple, for the numbers of what comes after it
+ALIGNED = 4  #: bytes: message lengths are multiples, so that the next message is aligned
 CodecT = TypeVar("CodecT", bound="Codec")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(ABC):
-    """One way to turn float32 values into bytes and back.
+    """A method to turn float32 values into bytes and back.
 
-    Every lossy codec carries error feedback, and does so in one way: `encode` sends q for
-    v = g + r and leaves r' = v - q behind, so what a message loses is sent by later ones (Seide,
-    Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014, §3.2; Karimireddy et
-    al., ICML 2019, for why it converges).
+    All lossy codecs carry error feedback in the same way: `encode` sends q for v = g + r and leaves
+    the residual r' = v - q, so the error of a message is sent by later messages (Seide, Fu, Droppo,
+    Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014, §3.2; convergence: Karimireddy et
+    al., ICML 2019).
 
-    Codecs are values: equal options, equal codec. They hold no arrays; the residual belongs to
-    whoever calls. Everything here is local.
+    Codecs are values: equal options, equal codec. A codec holds no arrays; the caller keeps the
+    residual. All methods are local.
 
     Attributes:
-        bits: a value, not counting what a block of values shares; a codec that is registered for
+        bits: per value, without the data shared by a block of values. A codec registered for
             several numbers of bits has a field for it.
-        learns: whether it learns nearly as 32 bits do, with momentum and Adam, too
-            (docs/experiments.md): only then ``gradient_bits="auto"`` may choose it.
-        learns_blocks: whether that holds for blocks of local updates, too.
-        has_fixed_length: whether a message takes just the bytes of its blocks. If not, these are
-            room enough, and `encode` says how many a message takes.
-        block_size: values that share quantization levels; and where a vector may be cut.
+        learns: True if training is nearly as good as with 32 bits, also with momentum and Adam
+            (docs/experiments.md). ``gradient_bits="auto"`` chooses only such codecs.
+        learns_blocks: True if this also holds for blocks of local updates.
+        has_fixed_length: True if the length of a message depends only on its blocks. Otherwise the
+            bytes of the blocks are an upper limit, and `encode` returns the length.
+        block_size: the number of values with common quantization levels. Vectors are cut only
+            between blocks.
     """
 
     bits: ClassVar[float]
@@ -54,47 +55,50 @@ class Codec(ABC):
 
     @abstractmethod
     def blocks(self, parameters: Parameters) -> Blocks:
-        """Where each block of these parameters lies in the vector and in the payload."""
+        """Return the position of each block of the parameters in the vector and in the payload."""
 
     @abstractmethod
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> int | None:
-        """Encode v = vector + residual and keep what is lost.
+        """Encode v = vector + residual, and keep the error in the residual.
 
         Args:
-            blocks: which part of the whole the other arguments are.
+            blocks: the part of the whole vector held by the arrays below.
             vector: float32 [n], unchanged.
-            residual: float32 [n], in: what earlier messages lost; out: v - q.
+            residual: float32 [n], in: the errors of earlier messages; out: v - q.
             payload: uint8 [bytes of `blocks`], written.
         Returns:
-            Bytes of the message, a multiple of 4; None where the length is fixed.
+            The length of the message in bytes, a multiple of 4; None for a fixed length.
         Cost: reads `vector`, reads and writes `residual` once each.
         """
 
     @abstractmethod
     def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> int | None:
-        """``out = q``, or with `add` ``out += q``; `out` is float32 [n].
+        """Set ``out = q``, or with `add` ``out += q``; `out` is float32 [n].
 
         Returns:
-            Bytes of the message, with which `payload` begins; None where the length is fixed.
+            The length in bytes of the message at the beginning of `payload`; None for a fixed
+            length.
         """
 
     def encoded_bytes(self, values: int) -> float:
-        """Bytes of so many values in full blocks, on average where the length is not fixed."""
+        """Return the bytes of this number of values in full blocks, on average if lengths vary."""
         return self.room_bytes(values)
 
     def room_bytes(self, values: int) -> float:
-        """Bytes of memory for the messages of so many values in full blocks."""
+        """Return the bytes of memory for messages of this number of values in full blocks."""
         block = Parameters({"x": np.zeros(self.block_size, np.float32)})
         room: int = self.blocks(block).bytes.stop
         return values * (room / self.block_size)
 
     def first_calls(self) -> list[Callable[[], object]]:
-        """Calls for `kernels.prepare` that need the codec's kernels for NumPy arrays, and do
-        nothing else; none if the codec has no such kernels. Local."""
+        """Return calls for `kernels.prepare` to load the codec's kernels for NumPy, and no more.
+
+        Empty for a codec without such kernels. Local.
+        """
         return []
 
     def _calls_without_values(self) -> list[Callable[[], object]]:
-        """For `first_calls`: encode no blocks, and decode none."""
+        """Return calls for `first_calls` that encode and decode no blocks."""
         none = np.zeros(1, np.int64)
         blocks, values, payload = Blocks(none, none), np.zeros(0, np.float32), np.zeros(0, np.uint8)
         return [
@@ -104,23 +108,23 @@ class Codec(ABC):
 
     @classmethod
     def for_bits(cls: type[CodecT], bits: float, **options: Any) -> CodecT:
-        """With so many bits, and those of the options that it has."""
+        """Create the codec with `bits`, and with those of `options` that it has as fields."""
         options["bits"] = bits
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in options.items() if name in names})
 
     def to_dict(self) -> dict[str, Any]:
-        """The options and the codec's name, as JSON can hold them: see `codec_from_dict`."""
+        """Return the codec's name and options, as values for JSON: see `codec_from_dict`."""
         return {"name": type(self).__name__, **asdict(self)}
 
 
-_registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, and by code
-_usual: dict[float, type[Codec]] = {}  # by bits: where no code is asked for
+_registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, then by code
+_usual: dict[float, type[Codec]] = {}  # by bits: the default without a code
 
 
 @dataclass(frozen=True)
 class _Range:
-    """A codec for all numbers of bits from `least` to `most`."""
+    """A codec for all bits from `least` to `most`; see `register_range`."""
 
     least: float
     most: float
@@ -132,25 +136,25 @@ class _Range:
 _ranges: list[_Range] = []
 
 CODE = "auto"
-"""The usual codec of so many bits."""
+"""The value of ``code`` for the default codec."""
 
 
 def register(
     *bits: float, code: str = "", usual: bool = True
 ) -> Callable[[type[CodecT]], type[CodecT]]:
-    """Decorates a subclass of `Codec`: ``gradient_bits`` of any of these numbers means it.
+    """Decorate a subclass of `Codec`, so that these values of ``gradient_bits`` select it.
 
-    Its fields are its options. Those that `codec_for` has by the same name are passed on, `bits`
-    among them. Whatever goes by bits goes by the registry: the check of ``gradient_bits``, what
-    "auto" chooses from, and the measurement of kernels. Register on all ranks alike.
+    The fields of the class are its options; options of `codec_for` with the same name are passed
+    on, including `bits`. All uses of bits consult the registry: the check of ``gradient_bits``, the
+    choice of "auto", and the measurement of kernels. Register the same codecs on all ranks.
 
     Args:
-        bits: a value, more than 0; a fraction where several values share a bit.
-        code: its name beside other codecs with the same bits, of which the option ``code`` chooses.
-        usual: whether the codec is used where ``code`` is not given.
+        bits: per value, more than 0; a fraction if several values share a bit.
+        code: its name among codecs with the same bits, selected by the option ``code``.
+        usual: True to make the codec the default for these bits.
     Raises:
-        UserError: an argument is not as required, they are another codec's, or what is decorated is
-            no subclass of `Codec`.
+        UserError: an argument is invalid, the bits already have a codec, or the decorated object is
+            not a subclass of `Codec`.
 
     Local. A codec is one file: its three kernels for NumPy, Numba and CUDA, and this line.
     """
@@ -184,11 +188,14 @@ def register(
 def register_range(
     least: float, most: float, *, points: tuple[float, ...], code: str
 ) -> Callable[[type[CodecT]], type[CodecT]]:
-    """Decorates a codec for all numbers of bits in a range: used where ``code`` asks for it, or no
-    other codec is the usual one of so many bits.
+    """Decorate a codec for all bits in a range.
+
+    The codec is used if ``code`` selects it, or if no other codec is the default for the bits.
 
     Args:
-        points: bits at which its kernels are measured, and among which "auto" chooses.
+        least, most: the range of bits.
+        points: the bits at which its kernels are measured, and from which "auto" chooses.
+        code: see `register`.
 
     Local.
     """
@@ -201,7 +208,7 @@ def register_range(
 
 
 def _number_of_bits(value: Any) -> float:
-    """Bits a value as errors show them: 2 and not 2.0."""
+    """Return valid bits as errors show them: 2 rather than 2.0."""
     bits = number("bits", value, 0)
     if bits == 0:
         raise UserError(f"bits={shown(value)} must be more than 0")
@@ -209,7 +216,7 @@ def _number_of_bits(value: Any) -> float:
 
 
 def unregister(codec: type[Codec]) -> None:
-    """Take a codec out of the registry. Local."""
+    """Remove a codec from the registry. Local."""
     for bits in [*_registry]:
         left = {code: other for code, other in _registry[bits].items() if other is not codec}
         if left:
@@ -221,38 +228,49 @@ def unregister(codec: type[Codec]) -> None:
 
 
 def registered_bits() -> tuple[float, ...]:
-    """The bits with which codecs are measured and chosen, ascending: all that are registered, and
-    the points of ranges. Local."""
-    points = {point for of_range in _ranges for point in of_range.points}
+    """Return the bits to measure and choose from, ascending.
+
+    These are all registered bits, and the points of ranges. Local.
+    """
+    points = {point for bits_range in _ranges for point in bits_range.points}
     return tuple(sorted({*_registry, *points}))
 
 
 def checked_bits(name: str, value: Any) -> float:
-    """Return bits for which there is a codec.
+    """Return bits that have a codec.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such codec.
 
     Local.
     """
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, int | float) and not isinstance(plain, bool):
         bits = int(plain) if math.isfinite(plain) and plain == int(plain) else plain
-        if bits in _registry or any(one.least <= bits <= one.most for one in _ranges):
+        if bits in _registry or any(
+            bits_range.least <= bits <= bits_range.most for bits_range in _ranges
+        ):
             return bits
-    ranges = [f"a number from {one.least:g} to {one.most:g}" for one in _ranges]
+    ranges = [
+        f"a number from {bits_range.least:g} to {bits_range.most:g}" for bits_range in _ranges
+    ]
     others = [
         f"{bits:g}"
         for bits in sorted(_registry)
-        if not any(one.least <= bits <= one.most for one in _ranges)
+        if not any(bits_range.least <= bits <= bits_range.most for bits_range in _ranges)
     ]
     *first, last = [*ranges, *others]
     raise UserError(f"{name}={shown(value)} must be {', '.join(first)} or {last}")
 
 
 def auto_bits(*, of_blocks: bool = False) -> tuple[float, ...]:
-    """What ``gradient_bits="auto"`` chooses from, ascending, for gradients or for what blocks of
-    local updates have changed. Local."""
+    """Return the bits that ``gradient_bits="auto"`` chooses from, ascending.
+
+    Args:
+        of_blocks: True for the changes of blocks of local updates, False for gradients.
+
+    Local.
+    """
     codecs = {bits: codec_for(bits) for bits in registered_bits()}
     return tuple(
         bits
@@ -262,37 +280,45 @@ def auto_bits(*, of_blocks: bool = False) -> tuple[float, ...]:
 
 
 def registered_codes() -> tuple[str, ...]:
-    """What ``code`` may be. Local."""
+    """Return the valid values of ``code``. Local."""
     named = {code for codes in _registry.values() for code in codes if code}
-    return (CODE, *sorted(named | {one.code for one in _ranges}))
+    return (CODE, *sorted(named | {bits_range.code for bits_range in _ranges}))
 
 
 def _codecs(bits: float) -> dict[str, type[Codec]]:
-    """All for so many bits, by their code."""
-    ranges = {one.code: one.codec for one in _ranges if one.least <= bits <= one.most}
+    """Return all codecs for these bits, by code."""
+    ranges = {
+        bits_range.code: bits_range.codec
+        for bits_range in _ranges
+        if bits_range.least <= bits <= bits_range.most
+    }
     return {**ranges, **_registry.get(bits, {})}
 
 
 def _codec(bits: float, code: str) -> type[Codec]:
-    """The one with this code; the usual one, where none has it."""
+    """Return the codec with this code, or the default codec if none has this code."""
     codecs = _codecs(bits)
     return codecs.get(code) or _usual.get(bits) or next(iter(codecs.values()))
 
 
-def bits_with(code: str) -> str:
-    """What ``gradient_bits`` must be for a code to mean anything, as errors show it. Local."""
-    ranges = [f"{one.least:g} to {one.most:g}" for one in _ranges if one.code == code]
+def bits_for_code(code: str) -> str:
+    """Return the values of ``gradient_bits`` for a code, as text for errors. Local."""
+    ranges = [
+        f"{bits_range.least:g} to {bits_range.most:g}"
+        for bits_range in _ranges
+        if bits_range.code == code
+    ]
     exact = [f"{bits:g}" for bits, codecs in sorted(_registry.items()) if code in codecs]
     return " or ".join(f"gradient_bits={bits}" for bits in [*ranges, *exact])
 
 
 def has_code(bits: float, code: str) -> bool:
-    """Whether one of the codecs with so many bits has this code. Local."""
+    """Return True if a codec for these bits has this code. Local."""
     return code in _codecs(bits)
 
 
-def users_of(option: str) -> dict[type[Codec], str]:
-    """The codecs with an option of that name, and what must be given for them. Local."""
+def codecs_with(option: str) -> dict[type[Codec], str]:
+    """Return the codecs with an option of this name, and the options that select each. Local."""
     found: dict[type[Codec], str] = {}
     for bits, codes in _registry.items():
         for code, codec in codes.items():
@@ -310,18 +336,20 @@ def codec_for(
     threshold: str = "zero",
     half_format: str = "float16",
 ) -> Codec:
-    """The codec that sends `gradient_bits` bits a value, with those of the options that it has.
+    """Return the codec for `gradient_bits` bits per value, with the options that apply to it.
 
     Args:
-        code: which of them, where several codecs send so many bits; the usual one where none of
-            them has this code, as "auto".
+        gradient_bits: per value.
+        code: selects among several codecs for the same bits. "auto", or a code that none of them
+            has, gives the default codec.
+        block_size, threshold, half_format: options of some codecs.
     Raises:
-        UserError: bits for which no codec is registered, or an option's value that is not known.
+        UserError: no codec is registered for the bits, or an option's value is invalid.
 
-    >>> codec_for(0.3)
-    EntropyCoded(bits=0.3, block_size=1024)
-    >>> codec_for(1, code="sign")
-    OneBit(block_size=1024, threshold='zero')
+        >>> codec_for(0.3)
+        EntropyCoded(bits=0.3, block_size=1024)
+        >>> codec_for(1, code="sign")
+        OneBit(block_size=1024, threshold='zero')
     """
     bits = checked_bits("gradient_bits", gradient_bits)
     codec = _codec(bits, choice("code", code, registered_codes()))
@@ -329,13 +357,13 @@ def codec_for(
 
 
 def codec_from_dict(options: Mapping[str, Any]) -> Codec:
-    """The inverse of `Codec.to_dict`.
+    """Create a codec from the result of `Codec.to_dict`.
 
     Raises:
-        UserError: it is no mapping, or names no codec that is registered.
+        UserError: the argument is not a mapping, or names no registered codec.
     """
     every = [codec for codes in _registry.values() for codec in codes.values()]
-    every += [one.codec for one in _ranges]
+    every += [bits_range.codec for bits_range in _ranges]
     codecs = {codec.__name__: codec for codec in every}
     rest = mapping("options", options, optional=False)
     name = rest.pop("name", None)

@@ -1,4 +1,4 @@
-"""Any number of bits a value from 0.05 to 8, by an entropy code."""
+"""Any number of bits per value from 0.05 to 8, by an entropy code."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ..validation import number, set_validated
 from .codec import ALIGNED, Array, Codec, register_range
 from .step_search import find_step, message_room
 
-FEWEST, MOST = 0.05, 8.0  #: bits a value
-CAP = 4  #: times as many bits as it should have, on average, are the most that a message has
-FEW = 8  #: values: fewer of a part of a vector travel as they are, which takes no more bytes
-ROOM = 4.0  #: bits a value, at least, for which a part of a vector has room
+MIN_BITS, MAX_BITS = 0.05, 8.0  #: bits per value
+LENGTH_CAP = 4  #: the longest message, as a multiple of its target length, on average
+FEW_VALUES = 8  #: values: a shorter part of a vector is sent unchanged, which takes no more bytes
+ROOM_BITS = 4.0  #: bits per value: the least room for a part of a vector
 
 
-@register_range(FEWEST, MOST, points=(0.1, 0.25, 0.5, 1), code="entropy")
+@register_range(MIN_BITS, MAX_BITS, points=(0.1, 0.25, 0.5, 1), code="entropy")
 @dataclass(frozen=True, kw_only=True)
 class EntropyCoded(Codec):
-    """Whole multiples of one step for all values, in an entropy code.
+    """Integer multiples of a single step size for all values, in an entropy code.
 
         k = round(v / step)      q = k * step
 
-    A large value takes four or five bits by itself, a small one a tenth of a bit: that is reverse
-    water-filling (Cover and Thomas, "Elements of Information Theory", 10.3.3), which leaves the
-    least behind that so many bits can (uniform quantization with an entropy code at low rates: Gish
-    and Pierce 1968; of gradients: Alistarh et al., QSGD, 2017). Rounding is plain, without a dead
-    zone: then what is left behind is evenly spread over ±step/2, and a drift hardly waits.
+    A large value takes four or five bits, a small value a tenth of a bit. This is reverse
+    water-filling (Cover and Thomas, "Elements of Information Theory", 10.3.3), which has the
+    smallest error for a given number of bits (uniform quantization with an entropy code at low
+    rates: Gish and Pierce 1968; of gradients: Alistarh et al., QSGD, 2017). Rounding is plain,
+    without a dead zone: the error is then uniform over ±step/2, and a drift is hardly delayed.
 
-    A message is as long as its values make it. The step is chosen so that it has about as many bits
-    as it should: `step_search`.
+    The length of a message depends on its values. The step is chosen to give about the requested
+    bits: `step_search`.
 
     Args:
-        bits: a value, on average: 0.05 to 8; but 64 bytes for a vector of few values.
-        block_size: where a vector may be cut, as those of the other codecs.
+        bits: per value, on average: 0.05 to 8; but at least 64 bytes for a vector of few values.
+        block_size: vectors are cut only between blocks, as with the other codecs.
     """
 
     has_fixed_length: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class EntropyCoded(Codec):
     bits: float  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        bits = number("bits", self.bits, FEWEST, most=MOST)
+        bits = number("bits", self.bits, MIN_BITS, most=MAX_BITS)
         set_validated(self, bits=int(bits) if bits.is_integer() else bits)
         super().__post_init__()
 
@@ -57,12 +57,16 @@ class EntropyCoded(Codec):
         return self.bits >= 1
 
     def blocks(self, parameters: Parameters) -> Blocks:
-        """Room for the message of any blocks: `ROOM` bits a value or `CAP` times the bits."""
+        """Allocate room for messages of any blocks.
+
+        The room is `LENGTH_CAP` times the bits, but at least `ROOM_BITS` and at most 16 bits per
+        value.
+        """
         starts = parameters.block_starts(self.block_size)
-        room = min(max(CAP * self.bits, ROOM), 16.0) / 8
+        room = min(max(LENGTH_CAP * self.bits, ROOM_BITS), 16.0) / 8
         sizes = np.diff(starts)
         bytes_of_blocks = least_bytes(1) + np.ceil(sizes * room / 4).astype(np.int64) * 4
-        bytes_of_blocks = np.maximum(bytes_of_blocks, 4 * np.minimum(sizes, FEW))
+        bytes_of_blocks = np.maximum(bytes_of_blocks, 4 * np.minimum(sizes, FEW_VALUES))
         return Blocks(starts, np.concatenate([[0], np.cumsum(bytes_of_blocks)]).astype(np.int64))
 
     def encoded_bytes(self, values: int) -> float:
@@ -89,9 +93,10 @@ class EntropyCoded(Codec):
         """See `Codec.encode`.
 
         Args:
-            vector: may be None for zeros.
-            payload: at least `least_bytes` of as many values. A longer message has a larger step.
-            step: as `find_step` gives it; found from these very values if not given.
+            vector: None for zeros.
+            payload: at least `least_bytes` of this number of values. A message that would not fit
+                uses a larger step.
+            step: from `find_step`. Default: found from these values.
         """
         if step is None:
             v = residual if vector is None else vector + residual

@@ -1,4 +1,4 @@
-"""The parameters' own precision."""
+"""The parameters' own precision: 32 bits, or float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .codec import Array, Codec, register
 @register(32)
 @dataclass(frozen=True, kw_only=True)
 class FullPrecision(Codec):
-    """The values as they are, float32 or float64: nothing is lost and no residual needed.
+    """The values unchanged, float32 or float64: nothing is lost, and no residual is needed.
 
     Args:
         block_size: as for `HalfPrecision`.

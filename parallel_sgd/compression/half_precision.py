@@ -1,4 +1,4 @@
-"""16 bits a value."""
+"""16 bits per value: float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .codec import Array, Codec, register
 @register(16)
 @dataclass(frozen=True, kw_only=True)
 class HalfPrecision(Codec):
-    """16 bits a value.
+    """16 bits per value: float16 or bfloat16.
 
     Args:
-        half_format: "float16" (11 significant bits, beyond ±65504 the largest is sent and the rest
-            stays in the residual) or "bfloat16" (8 significant bits, the range of float32).
-        block_size: where the vector may be cut into stripes; as that of the codec to which or
-            from which the bits change, whose residuals then fit.
+        half_format: "float16" has 11 significant bits; beyond ±65504 the largest value is sent, and
+            the rest stays in the residual. "bfloat16" has 8 significant bits and the range of
+            float32.
+        block_size: vectors are cut into stripes only between blocks. If bits change during
+            training, equal block sizes make the residuals fit.
     """
 
     bits: ClassVar[float] = 16

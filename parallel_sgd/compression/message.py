@@ -1,4 +1,4 @@
-"""Messages whose length only their encoder knows: some blocks, of one codec or of several."""
+"""Messages of variable length, known only to their encoder, with one or several codecs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from ..kernels import Blocks
 from ..kernels.entropy_reference import least_bytes
 from .codec import ALIGNED, Array, Codec
-from .entropy_coded import CAP, FEW, EntropyCoded
+from .entropy_coded import FEW_VALUES, LENGTH_CAP, EntropyCoded
 from .full_precision import FullPrecision
 from .mixed import MixedBlocks
 from .step_search import find_step, sample_of_sums, target_bits
 
 
 class Allowance:
-    """The step of quantization of some messages, and how long these may still be.
+    """The step size of some messages, and the bytes these may still take.
 
     Args:
-        codec: theirs.
-        pairs: (a, b) float32, whose sums are all values of the messages; see `sample_of_sums`.
+        codec: of the messages.
+        pairs: (a, b) float32; the sums a + b are all values of the messages, see `sample_of_sums`.
 
     Attributes:
         step: found from a sample of the values.
-        left: bytes that all messages together may still have beside their heads: `CAP` times as
-            many as they should have, at the beginning.
+        left: the bytes left for all messages together, not counting their heads. Initially
+            `LENGTH_CAP` times the target length.
     """
 
     def __init__(self, codec: EntropyCoded, pairs: Sequence[tuple[Array | None, Array]]) -> None:
@@ -34,18 +34,18 @@ class Allowance:
         self.step, self.left = 1.0, 0
         if values:
             step = find_step(sample_of_sums(pairs), codec.bits, values)
-            if not step.bits:  # all of the sample is 0
+            if not step.bits:  # the sample is all zeros
                 step = find_step(sample_of_sums(pairs, of_all=True), codec.bits, values)
-            # Where many values are alike, all of them are sent, or none would ever be.
-            most = max(CAP * target_bits(codec.bits, values), 1.25 * step.bits)
+            # If many values are equal, either all of them are sent, or none ever would be.
+            most = max(LENGTH_CAP * target_bits(codec.bits, values), 1.25 * step.bits)
             self.step, self.left = step.size, int(most * values / 8)
 
     def limit(self, room: int, head: int) -> int:
-        """Bytes that the next message may have, of which `head` are always allowed."""
+        """Return the largest length of the next message; `head` bytes are always allowed."""
         return min(room, (head + self.left) // ALIGNED * ALIGNED)
 
     def use(self, length: int, head: int) -> None:
-        """A message has been written."""
+        """Subtract the length of a written message."""
         self.left -= max(length - head, 0)
 
 
@@ -53,12 +53,14 @@ AllowanceOf = Callable[[EntropyCoded], Allowance]
 
 
 class Section(NamedTuple):
-    """Consecutive blocks of a message with one codec.
+    """Consecutive blocks of a message with the same codec.
 
     Attributes:
-        values: of the message.
-        least: bytes that this part of the message always has room for; all that it takes, where
-            the codec has a fixed length.
+        codec: of the blocks.
+        blocks: the blocks.
+        values: the slice of the message's values.
+        least: bytes always reserved for this section of the message; its exact length if the codec
+            has a fixed length.
     """
 
     codec: Codec
@@ -68,11 +70,11 @@ class Section(NamedTuple):
 
 
 class VariableMessage:
-    """The messages of some blocks: those of their sections, one behind the other.
+    """The format of a message of some blocks: one section after another.
 
     Args:
-        codec: of which not all messages have a fixed length.
-        blocks: as `codec.blocks` has made them, or a part.
+        codec: without a fixed length for all messages.
+        blocks: from `codec.blocks`, or a part of these.
 
     Local.
     """
@@ -86,7 +88,7 @@ class VariableMessage:
         self.sections = [_section(*part) for part in parts]
 
     def entropy_coded(self) -> list[tuple[EntropyCoded, slice]]:
-        """The codecs with steps, and their values."""
+        """Return the codecs that need a step size, and their values."""
         return [
             (section.codec, section.values)
             for section in self.sections
@@ -96,13 +98,13 @@ class VariableMessage:
     def encode(
         self, vector: Array | None, residual: Array, out: Array, allowance_of: AllowanceOf
     ) -> Array:
-        """Encode v = vector + residual and keep what is lost.
+        """Encode v = vector + residual, and keep the error in the residual.
 
         Args:
             vector: float32 [n], unchanged; None for zeros.
-            residual: float32 [n], in: what earlier messages lost; out: v - q.
-            out: uint8, with the room that `blocks` have; the message is its beginning.
-            allowance_of: for each codec with steps.
+            residual: float32 [n], in: the errors of earlier messages; out: v - q.
+            out: uint8, with the room of `blocks`; the message is its beginning.
+            allowance_of: returns the allowance of a codec that needs a step size.
         Returns:
             The message: uint8, a multiple of 4 bytes.
         """
@@ -127,9 +129,14 @@ class VariableMessage:
         return out[:at]
 
     def decode(self, message: Array, out: Array, add: bool) -> int:
-        """``out = q``, or with `add` ``out += q``: the bytes of the message, with which `message`
-        begins.
+        """Set ``out = q``, or with `add` ``out += q``.
 
+        Args:
+            message: uint8, which begins with the message.
+            out: float32 [n].
+            add: True to add.
+        Returns:
+            The length of the message in bytes.
         Raises:
             UserError: the message is damaged.
         """
@@ -142,7 +149,7 @@ class VariableMessage:
         return at
 
     def beginning(self, buffer: Array) -> Array:
-        """The message with which a buffer begins."""
+        """Return the message at the beginning of a buffer."""
         at = 0
         for codec, _, _, least in self.sections:
             at += least if codec.has_fixed_length else _length(buffer, at)
@@ -151,14 +158,14 @@ class VariableMessage:
 
 def _section(codec: Codec, blocks: Blocks, values: slice) -> Section:
     size = values.stop - values.start
-    if size < FEW and not codec.has_fixed_length:
+    if size < FEW_VALUES and not codec.has_fixed_length:
         codec, blocks = FullPrecision(), Blocks(blocks.starts, 4 * blocks.starts)
     fixed = _padded(blocks.bytes.stop - blocks.bytes.start)
     return Section(codec, blocks, values, fixed if codec.has_fixed_length else least_bytes(size))
 
 
 def _length(buffer: Array, at: int) -> int:
-    """Bytes of the message of an entropy code that begins at a byte."""
+    """Return the padded length of the entropy-coded message that begins at byte `at`."""
     return _padded(int(buffer[at : at + 4].view(np.uint32)[0]))
 
 

@@ -1,4 +1,4 @@
-"""Codecs of their own for some parameters, in one payload."""
+"""Several codecs in one payload: some parameters have a codec of their own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .codec import ALIGNED, Array, Codec
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Codec):
-    """Each parameter with the codec of the first pattern that matches, or `others`.
+    """Each parameter with the codec of the first matching pattern, or with `others`.
 
         parameters  |<-- W ------------->|<- b ->|<- c ->|<-- V ----------------->|
         codecs      |      others        |  own: 32 bits |        others          |
         blocks      |......|......|......|...............|......|......|......|...|
 
-    Small neighbours share a block only where patterns give both the same codec, or neither one. So
-    blocks stay where they are while `others` changes, and residuals go on.
+    Small neighbours share a block only if patterns give both the same codec, or neither a codec. So
+    blocks stay the same when `others` changes, and residuals remain valid.
 
     Args:
-        others: for all that no pattern matches.
+        others: the codec of all parameters without a matching pattern.
         own: codecs by pattern, with the same block_size.
     """
 
@@ -44,16 +44,16 @@ class Mixed(Codec):
 
     @property
     def bits(self) -> float:  # type: ignore[override]
-        """The fewest."""
+        """The fewest bits of all codecs."""
         return min(codec.bits for codec in (self.others, *self.own.values()))
 
     @property
     def has_fixed_length(self) -> bool:  # type: ignore[override]
-        """Whether all of them have it."""
+        """True if all codecs have a fixed length."""
         return all(codec.has_fixed_length for codec in (self.others, *self.own.values()))
 
     def codec_of(self, name: str, size: int) -> Codec:
-        """The codec of a parameter of so many values."""
+        """Return the codec of a parameter with this name and number of values."""
         return self.own.value_of(name, size) or self.others
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,12 +95,12 @@ class Mixed(Codec):
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of one codec, of which only the last may be padded.
+    """Consecutive blocks of one codec; only the last may be padded.
 
     Attributes:
-        codec: of all of them.
-        first: the number of the first of them among all blocks.
-        blocks: their places in a vector and a payload of their own.
+        codec: of all blocks.
+        first: the index of the first block among all blocks.
+        blocks: positions in a vector and a payload of the run alone.
     """
 
     codec: Codec
@@ -109,13 +109,13 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one codec encodes: some blocks of a run.
+    """Some blocks of a run, encoded together.
 
     Attributes:
-        codec: that of the run.
+        codec: of the run.
         blocks: of the run.
-        values, bytes: their places in arrays that hold just the blocks of which this is a part.
-        end: of the bytes and their padding.
+        values, bytes: slices of arrays with just the blocks of the `MixedBlocks`.
+        end: of the bytes with their padding.
     """
 
     codec: Codec
@@ -131,7 +131,7 @@ class MixedBlocks(Blocks):
 
     Args:
         runs: of the whole vector.
-        first: the number of the first of these blocks in it.
+        first: the index of the first of these blocks in the whole vector.
     """
 
     runs: tuple[Run, ...]
@@ -143,7 +143,7 @@ class MixedBlocks(Blocks):
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """These blocks, by codec, in the order of the vector."""
+        """These blocks by codec, in the order of the vector."""
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[Part]:

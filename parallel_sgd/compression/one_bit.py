@@ -1,4 +1,4 @@
-"""One bit a value."""
+"""One bit per value: the sign."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .codec import Array, Codec, register
 @register(1, code="sign", usual=False)
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Codec):
-    """One bit a value and two float32 levels a block (Seide et al. 2014, §3).
+    """One bit per value and two float32 levels per block (Seide et al. 2014, §3).
 
     Args:
-        block_size: values that share their levels.
+        block_size: the number of values with common levels.
         threshold: "zero": the bit is v >= 0 and the levels are the means of the two classes;
-            "mean": it is v >= mean(v), and the levels are mean ± mean|v - mean|.
+            "mean": the bit is v >= mean(v), and the levels are mean ± mean|v - mean|.
 
-    Seide's blocks are the columns of a weight matrix; ours have a fixed length, so that a
-    parameter of any shape shrinks alike.
+    Seide's blocks are the columns of a weight matrix. Ours have a fixed length, so parameters of
+    any shape shrink equally.
     """
 
     bits: ClassVar[float] = 1

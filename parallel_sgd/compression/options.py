@@ -1,4 +1,4 @@
-"""The options of everything that is sent with few bits, and what such a message can hold."""
+"""The options of compression, and the checks of vectors before sending."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .codec import (
     Array,
     Codec,
     auto_bits,
-    bits_with,
+    bits_for_code,
     checked_bits,
     codec_for,
+    codecs_with,
     has_code,
     registered_codes,
-    users_of,
 )
 
 LARGEST = float(np.float32(1e30))
-"""With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
+"""The largest magnitude to send with few bits. Beyond, sums of a block could overflow: treated as
+divergence."""
 
-AUTO = "auto"  #: what is measured before training, or follows from the hosts
+AUTO = "auto"  #: chosen by measurements before training, or by the hosts
 
 
 class GradientBits:
-    """Bits a value for which there is a codec."""
+    """A check for bits per value: a codec must exist."""
 
     metavar = "N"
     expected = "a number of bits"
@@ -40,7 +41,7 @@ class GradientBits:
         return checked_bits(name, value)
 
     def read(self, text: str) -> float | str:
-        """The number; else the text, of which the check then says what it must be."""
+        """Return the text as a number if possible, or else as text for the check to reject."""
         try:
             return int(text) if text.isdigit() else float(text)
         except ValueError:
@@ -48,7 +49,7 @@ class GradientBits:
 
 
 class Code(Choice):
-    """The codecs among which the same bits leave a choice."""
+    """A choice among the registered codes."""
 
     @property
     def values(self) -> Sequence[Any]:
@@ -57,7 +58,7 @@ class Code(Choice):
 
 @options
 class CompressionOptions(Options):
-    """How values become bits. What the bits make no use of is refused."""
+    """The conversion of values to bits. Options without effect for the given bits are rejected."""
 
     code: str = option(
         CODE,
@@ -87,7 +88,7 @@ class CompressionOptions(Options):
     )
 
     def codec(self, bits: float) -> Codec:
-        """The codec that these options mean at so many bits."""
+        """Return the codec that these options select for `bits`."""
         return codec_for(
             bits,
             code=self.code,
@@ -97,27 +98,27 @@ class CompressionOptions(Options):
         )
 
     def require_use_with(self, bits: Set[float | str]) -> None:
-        """See that each option that was given has an effect with some of these bits.
+        """Check that each given option has an effect with some of these bits.
 
         Raises:
-            UserError: it has none.
+            UserError: an option has no effect.
         """
         possible = bits | set(auto_bits() if AUTO in bits else ())
         codecs = {type(self.codec(cast(float, one))) for one in possible - {AUTO}}
         for name in ("threshold", "half_format"):
-            users = users_of(name)
+            users = codecs_with(name)
             self.require_use(name, not codecs.isdisjoint(users), " or ".join(users.values()))
         numbers = [one for one in bits if not isinstance(one, str)]
         has = self.code == CODE or any(has_code(number, self.code) for number in numbers)
-        self.require_use("code", has, bits_with(self.code))
+        self.require_use("code", has, bits_for_code(self.code))
         few = any(isinstance(number, str) or number < 32 for number in bits)
         self.require_use("error_feedback", few, "gradient_bits of less than 32")
 
 
 def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str | None:
-    """Why a vector cannot be exchanged with so many bits; None where it can.
+    """Return the reason why a vector cannot be exchanged with these bits, or None if it can.
 
-    Full precision takes all that is finite: a sum that overflows shows in the next gradient.
+    Full precision accepts all finite values; an overflowing sum shows up in the next gradient.
 
     Local. Cost: reads the vector once.
     """
@@ -125,7 +126,7 @@ def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str
 
 
 def problem_with_largest(largest: float, bits: float, name: str) -> str | None:
-    """`problem_with` a vector whose largest magnitude is known. Local."""
+    """Return the result of `problem_with` for a vector of known largest magnitude. Local."""
     if not math.isfinite(largest):
         return NotFinite(
             f"the {name} is not finite: its largest magnitude is {largest}; {SMALLER_RATE}"

@@ -1,9 +1,9 @@
-"""The step of quantization with which a vector takes so many bits a value.
+"""A search for the step size that encodes a vector with a given number of bits per value.
 
-The length of a message falls as its step grows, nearly in proportion. So the logarithm of the step
-is found by the secant rule, on the true lengths of messages of a sample: first of an eighth of the
-sample, then of all of it. Nothing is kept from one message to the next: the step depends on
-the vector alone, and ranks agree on nothing.
+The length of a message falls as the step grows: the logarithms are nearly proportional. So the
+secant rule finds the logarithm of the step, using the true lengths of messages of a sample: first
+of an eighth of the sample, then of the whole sample. No state is kept between messages: the step
+depends on the vector alone, and needs no agreement between ranks.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from ..kernels.entropy_reference import BLOCK, LARGEST, SMALLEST_STEP, most_byte
 
 Array = Any  #: a NumPy or CuPy array
 
-SAMPLED = 64  #: blocks, at least, of which a sample consists
-ONE_IN = 32  #: blocks of a long vector is sampled
-MOST_SAMPLED = 256
-COARSE = 8  #: one in so many blocks of the sample is looked at first
-WITHIN, ROUGHLY_WITHIN = 0.03, 0.15  #: of the bits that are asked for, on a sample
-TRIES = 16  #: at most, of each kind
-MOST_EQUAL = 2  #: tries in which the length does not change, while the step does
-LEAST_BITS = 512  #: of a vector: with fewer, what few values there are would never be sent
+LEAST_SAMPLED = 64  #: blocks: the least size of a sample
+SAMPLE_ONE_IN = 32  #: of a long vector, one in this number of blocks is sampled
+MOST_SAMPLED = 256  #: blocks: the largest size of a sample
+COARSE = 8  #: one in this number of blocks of the sample is encoded first
+TOLERANCE, COARSE_TOLERANCE = 0.03, 0.15  #: relative tolerance of the bits, on a sample
+TRIES = 16  #: the most encodes of the whole sample, and of its eighth
+MOST_EQUAL = 2  #: the most tries with an unchanged length, although the step changed
+LEAST_BITS = 512  #: of a vector: with fewer bits, the values of a short vector would never be sent
 LARGEST_EXPONENT = 126.0  #: of a step
-SLOPE = 0.7  #: as the logarithm of the step grows by 1, that of the length falls by about so much
-FLATTEST, STEEPEST = 0.3, 5.0  #: slopes that are believed
-FARTHEST = 2.0  #: by which the logarithm of the step is changed at a time
+SLOPE = 0.7  #: initial guess of -d log(length) / d log(step)
+LEAST_SLOPE, MOST_SLOPE = 0.3, 5.0  #: limits of measured slopes
+MOST_CHANGE = 2.0  #: the largest change of the logarithm of the step at a time
 
 
 def message_room(values: int) -> int:
-    """Bytes in which any message of so many values has room."""
+    """Return the bytes in which any message of this number of values fits."""
     return -(-most_bytes(values) // 4) * 4
 
 
 def target_bits(bits: float, values: int) -> float:
-    """Bits a value of a vector of so many values that is to have `bits`. Local."""
+    """Return the target bits per value for a vector with this number of values. Local."""
     return max(bits, LEAST_BITS / values)
 
 
 class Step(NamedTuple):
-    """A step of quantization, and the bits a value that it gives to the values it was found for."""
+    """A step size, and the bits per value of a message with this step."""
 
     size: float
     bits: float
 
 
 def find_step(v: Array, bits: float, values: int) -> Step:
-    """The step with which messages should have `bits` bits a value.
+    """Find the step size for messages of `bits` bits per value.
 
     Args:
-        v: float32, finite: all values of a vector, or a sample of them.
-        values: of the vector.
+        v: float32, finite: all values of a vector, or a sample.
+        bits: the target bits per value.
+        values: the number of values of the vector.
     Raises:
-        UserError: a value is not finite. (Whoever gives a gradient has it looked at before.)
+        UserError: a value is not finite. (Callers check gradients beforehand.)
 
-    The step has so few significant bits that its multiples are exact, up to 8 times the largest
-    value of the sample; and no fewer than 8, with which all are.
+    The step has few enough significant bits to make its multiples exact, up to 8 times the largest
+    value of the sample; but no fewer than 8, with which all multiples are exact.
 
     Local. Cost: mostly two encodes of `v`, and some of an eighth of it; at worst `TRIES` of each.
     """
@@ -76,27 +77,27 @@ def find_step(v: Array, bits: float, values: int) -> Step:
     search = _Search(largest, target, empty_like(v, message_room(v.size), np.uint8))
     if blocks >= 2 * COARSE:
         search(
-            v[: blocks * BLOCK].reshape(-1, BLOCK)[COARSE // 2 :: COARSE].ravel(), ROUGHLY_WITHIN
+            v[: blocks * BLOCK].reshape(-1, BLOCK)[COARSE // 2 :: COARSE].ravel(), COARSE_TOLERANCE
         )
-    return search(v, WITHIN)
+    return search(v, TOLERANCE)
 
 
 def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool = False) -> Array:
-    """Some blocks of vectors v = a + b, evenly spread over all of them, as one vector.
+    """Return some blocks of vectors v = a + b, evenly spread over all of them, as one vector.
 
     Args:
         pairs: (a, b) float32 of the same length; a may be None for zeros.
-        of_all: all values.
+        of_all: True for all values.
 
-    Which blocks these are changes with the values: always the same ones would always err in the
-    same direction. Local.
+    The choice of blocks changes with the values: a constant choice would always err in the same
+    direction. Local.
     """
     whole = [b.size // BLOCK for _, b in pairs]
     total = sum(max(count, 1) for count in whole)
-    stride = max(1, total // min(max(total // ONE_IN, SAMPLED), MOST_SAMPLED))
+    stride = max(1, total // min(max(total // SAMPLE_ONE_IN, LEAST_SAMPLED), MOST_SAMPLED))
     stride = 1 if of_all else stride
     xp = array_module(pairs[0][1])
-    first = _any_number(pairs) % stride if stride > 1 else 0
+    first = _hash_of_values(pairs) % stride if stride > 1 else 0
     parts = []
     for (a, b), count in zip(pairs, whole, strict=True):
         if stride == 1:
@@ -116,36 +117,40 @@ def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool 
     return parts[0] if len(parts) == 1 else xp.concatenate(parts)
 
 
-def _any_number(pairs: Sequence[tuple[Array | None, Array]]) -> int:
-    """Of the bits of some values: another one for other values."""
+def _hash_of_values(pairs: Sequence[tuple[Array | None, Array]]) -> int:
+    """Return a hash of some values, which changes with the values."""
     number = 0
     for pair in pairs:
         for x in pair:
             if x is not None:
-                some = on_host(x[:: max(1, x.size // SAMPLED)])
+                some = on_host(x[:: max(1, x.size // LEAST_SAMPLED)])
                 number = zlib.crc32(some.tobytes(), number)
     return number
 
 
-def _either(above: Step | None, below: Step | None, target: float, v: Array) -> Step:
-    """One of two steps between which the length jumps, since many values are alike: that with more
-    bits so often that the mean over many vectors is the target."""
+def _choose_between(above: Step | None, below: Step | None, target: float, v: Array) -> Step:
+    """Choose between two steps between which the length jumps, since many values are equal.
+
+    The step with more bits is chosen just often enough for the mean over many vectors to be the
+    target.
+    """
     if above is None or below is None:
         step = above or below
         assert step is not None
         return step
     share = (target - below.bits) / (above.bits - below.bits)
-    return above if _any_number([(None, v)]) % 1000 < 1000 * share else below
+    return above if _hash_of_values([(None, v)]) % 1000 < 1000 * share else below
 
 
 class _Search:
-    """Searches for a step, on one vector after another, each time from the last one's on, and with
-    its slope.
+    """Searches for a step size, on one vector after another.
+
+    Each search starts from the step and slope of the previous search.
 
     Args:
-        largest: magnitude of a value.
-        target: bits a value.
-        room: for a message.
+        largest: the largest magnitude of a value.
+        target: bits per value.
+        room: a buffer for a message.
     """
 
     def __init__(self, largest: float, target: float, room: Array) -> None:
@@ -156,11 +161,11 @@ class _Search:
         self._slope = SLOPE
 
     def __call__(self, v: Array, within: float) -> Step:
-        # The bracket: logarithms of steps with which there are too many bits, and too few.
+        # The bracket: logarithms of steps with too many bits, and with too few.
         too_many, too_few, x = self._least, self._most, self._guess
         above, below, last = None, None, None
         tried: set[float] = set()
-        equal = 0  # tries that had the bits of the best ones: the length jumps in the bracket
+        equal = 0  # tries with the bits of the best steps so far: the length jumps in the bracket
         for _ in range(TRIES):
             size = self._rounded(2.0**x)
             if size in tried or equal == MOST_EQUAL:
@@ -183,19 +188,19 @@ class _Search:
                     below = step
             if last is not None:
                 slope = (last[1] - excess) / (x - last[0])
-                self._slope = min(max(slope, FLATTEST), STEEPEST)
+                self._slope = min(max(slope, LEAST_SLOPE), MOST_SLOPE)
             last = x, excess
-            x += min(max(excess / self._slope, -FARTHEST), FARTHEST)
+            x += min(max(excess / self._slope, -MOST_CHANGE), MOST_CHANGE)
             if x <= too_many and above is None:
-                x = self._least  # so many bits may not be needed at all
+                x = self._least  # even the smallest step may not need this number of bits
             elif not too_many < x < too_few:
                 x = (too_many + too_few) / 2
-        step = _either(above, below, self._target, v)
+        step = _choose_between(above, below, self._target, v)
         self._guess = math.log2((above or step).size)
         return step
 
     def _bits_of(self, v: Array, step: float) -> float:
-        """Bits a value of a message with this step."""
+        """Return the bits per value of a message with this step."""
         length: int = body(v).encode_entropy(None, v.copy(), self._room, step)
         return 8 * length / int(v.size)
 

@@ -1,4 +1,4 @@
-"""4 or 8 bits a value."""
+"""4 or 8 bits per value: evenly spaced levels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .codec import Array, Codec, register
 @register(4, 8, code="levels")
 @dataclass(frozen=True, kw_only=True)
 class UniformLevels(Codec):
-    """4 or 8 bits a value: 2**bits - 1 evenly spaced levels around an exact zero.
+    """4 or 8 bits per value: 2**bits - 1 evenly spaced levels around an exact zero.
 
     Args:
         bits: 4 or 8.
-        block_size: values that share their spacing, one float32.
+        block_size: the number of values with a common spacing, a float32.
     """
 
     bits: int  # type: ignore[misc]
