@@ -38,7 +38,8 @@ WAIT = "\ncomm.Barrier()\n"
 #: Other scripts begin like this, before MPI is up.
 EARLY = """
 import sys, time
-from parallel_sgd.communication import Communicator, abort
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.liveness import abort
 from parallel_sgd.communication.job_environment import launched_rank
 """
 

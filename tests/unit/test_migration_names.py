@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import parallel_sgd as psgd
-from parallel_sgd import command_line
+from parallel_sgd import command_line, launcher
 from parallel_sgd.algorithms import ALGORITHMS
 from parallel_sgd.command_line.train.options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
@@ -65,7 +65,8 @@ def options() -> set[str]:
 def flags() -> set[str]:
     """Those of all commands."""
     texts = [parser(name, other).format_help() for name in ALGORITHMS for other in OPTIMIZERS]
-    texts += [module.read_text() for module in Path(command_line.__path__[0]).rglob("*.py")]
+    rooms = [Path(room.__path__[0]) for room in (command_line, launcher)]
+    texts += [module.read_text() for room in rooms for module in room.rglob("*.py")]
     return {flag for text in texts for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
 
 

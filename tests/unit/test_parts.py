@@ -212,7 +212,7 @@ def test_texts(tmp_path):
     [
         ["emma.txt", "moby dick.txt", "the test of honour.txt", "the train of honours.txt"],
         ["choosing.md", "training.md"],
-        ["data/readers/parts.py", "training/learner.py", "validation.py"],
+        ["data/parts.py", "training/learner.py", "validation.py"],
         ["test.txt", "emma.txt"],
     ],
     ids=lambda names: names[0],

@@ -258,7 +258,7 @@ def test_signals_that_cannot_be_notices(text):
 
 LISTENS = """
 import os, signal, sys
-from parallel_sgd.communication import preemption
+from parallel_sgd.communication.liveness import preemption
 os.environ["PARALLEL_SGD_PREEMPT_ON"] = "SIGUSR2,SIGTERM"
 signal.signal(signal.SIGTERM, lambda number, frame: print("mine", flush=True))
 preemption.listen()

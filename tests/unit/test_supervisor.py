@@ -279,9 +279,9 @@ def test_more_ranks_than_descriptors_are_not_watched():
 KILLED = """
 import mmap, os, signal, sys
 from pathlib import Path
-from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.launcher.supervisor import Supervisor
 from parallel_sgd.communication.job_environment import FOLDER
-with Roll(2) as roll:
+with Supervisor(2) as roll:
     folder = Path(roll.environ[FOLDER])
     (folder / "more").touch()
     roll.note_mpiexec(99_999_999)
@@ -425,7 +425,7 @@ def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
     others = tmp_path / ".parallel_sgd-elsewhere"
     others.mkdir()
     (others / "lock").write_text("another-host")
-    code = KILLED.replace("Roll(2)", f"Roll(2, Path({str(tmp_path)!r}))")
+    code = KILLED.replace("Supervisor(2)", f"Supervisor(2, Path({str(tmp_path)!r}))")
     with Supervisor(1, tmp_path) as living:
         environ = {**os.environ, "TMPDIR": str(tmp_path)}
         command = [sys.executable, "-c", code, *map(str, places)]
