@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds can be put into a learner: found out before anything changes."""
+"""Check a checkpoint against a learner, before anything of the learner changes."""
 
 from __future__ import annotations
 
@@ -23,38 +23,47 @@ PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "
 
 
 def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArray]) -> None:
-    """See that a rank's state is of this learner's make: names, types, dtypes and shapes. Local.
+    """Check a saved rank's state against this learner's: names, types, dtypes and shapes.
+
+    Stripes may have other lengths, since the saving run may have had another number of ranks.
 
     Args:
-        saved: flattened, of any number of ranks; so stripes may have other lengths.
-        arrays: of the rank, by name.
+        saved: the flattened state tree of one rank.
+        arrays: the arrays of this saved rank, by name.
     Raises:
-        UserError: naming the field that does not fit.
+        UserError: names the field in which they differ.
+
+    Local.
     """
-    alike = _Comparison(arrays, learner.parameters.flat.size)
+    comparison = _Comparison(arrays, learner.parameters.flat.size)
     x = learner.parameters.flat
     names = saved["parameters"]
     shape = arrays[names[0]].shape if _names_array(names) and names[0] in arrays else None
     if shape is not None and shape != x.shape:
         raise UserError(f"has {math.prod(shape)} parameters, but this model {x.size}")
-    alike.check(x, "Array", saved["parameters"], "parameters")
+    comparison.check(x, "Array", saved["parameters"], "parameters")
     for name, state in learner.states.items():
         if name not in saved:
             raise UserError(f"lacks the state of the {name}, which this program has")
-        alike.check(state, "", saved[name], name)
-    unused = sorted(arrays.keys() - alike.used)
+        comparison.check(state, "", saved[name], name)
+    unused = sorted(arrays.keys() - comparison.used)
     if unused:
         raise UserError(f"has {unused[0]}, which is no part of its state")
 
 
 def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
-    """See that the tree that this rank is to take up means something. Local.
+    """Check the values of the tree to be restored on this rank.
+
+    Parameters must be finite, counters within their bounds, and stripes of the right length. Each
+    component checks its own part.
 
     Args:
-        tree: with its arrays.
-        ranks: that wrote it.
+        tree: the state tree with its arrays, resharded for this rank.
+        ranks: the number of ranks in the checkpoint.
     Raises:
-        UserError: naming what is not possible.
+        UserError: names the impossible value.
+
+    Local.
     """
     x = tree["parameters"]
     if not math.isfinite(body(x).largest_magnitude(x)):
@@ -72,7 +81,7 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
 
 
 def _require_counts(live: Any, saved: Tree, where: str) -> None:
-    """See that the numbers of a saved state are finite, and what they must be at least."""
+    """Check numbers with a declared least value: finite, and not below it."""
     for field in state_fields(live):
         value, name, least = saved[field.name], f"{where}.{field.name}", field.metadata.get("least")
         if is_state(getattr(live, field.name)):
@@ -82,7 +91,7 @@ def _require_counts(live: Any, saved: Tree, where: str) -> None:
 
 
 class _Comparison:
-    """Walks through a live state and a saved one side by side."""
+    """Walk through a live state and a saved state in parallel and compare their structure."""
 
     def __init__(self, arrays: Mapping[str, StoredArray], size: int) -> None:
         self._arrays, self._size = arrays, size
@@ -91,10 +100,12 @@ class _Comparison:
     def check(
         self, live: Any, annotation: str, saved: Any, where: str, rule: str | None = None
     ) -> None:
-        """
+        """Compare a live value with its saved counterpart.
+
         Args:
-            annotation: of the field, which may allow more types than the live one's.
-            rule: by which the field is resharded.
+            annotation: the type annotation of the field. It may allow more types than the live
+                value's.
+            rule: the reshard rule of the field.
         """
         if is_state(live):
             self._state(live, saved, where)
@@ -143,9 +154,9 @@ class _Comparison:
         if live is None or not is_array(live):
             return
         array = self._arrays[saved[0]]
-        alike = array.dtype == live.dtype and len(array.shape) == live.ndim
+        same_kind = array.dtype == live.dtype and len(array.shape) == live.ndim
         whole = live.size == self._size and rule != "stripe"
-        if not alike or (whole and array.shape != live.shape):
+        if not same_kind or (whole and array.shape != live.shape):
             raise UserError(
                 f"has {where} of {array.dtype} {list(array.shape)}, but this program "
                 f"{live.dtype} {list(live.shape)}"
@@ -153,7 +164,7 @@ class _Comparison:
 
 
 def _require_kind(live: Any, annotation: str, saved: Any, where: str) -> None:
-    """See that a value is of the type that the live one has, or that its field says."""
+    """Check a saved value's type against the live value and the field's annotation."""
     allowed = {_kind(live)}
     for word in re.split(r"\s*\|\s*", annotation):
         named = "dict" if word.startswith("dict[") else PLAIN.get(word)
@@ -167,7 +178,7 @@ def _require_kind(live: Any, annotation: str, saved: Any, where: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    """Of a live value, or one of a flattened tree."""
+    """Name the type of a live value, or of a value of a flattened tree."""
     if value is None:
         return "None"
     if isinstance(value, dict):
@@ -183,7 +194,7 @@ def _names_array(saved: Any) -> bool:
 
 
 def _at(tree: Tree, where: str) -> Any:
-    """What lies at a place that `leaves` names; None where there is nothing."""
+    """Return the value at a place, named as by `leaves`, or None if there is none."""
     value: Any = tree
     for name in where.split(".") if where else ():
         value = value.get(name) if isinstance(value, dict) else None

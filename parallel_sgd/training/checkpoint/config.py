@@ -1,4 +1,4 @@
-"""Where a session saves its checkpoints, and how often."""
+"""Options of a session's checkpoints: the folder, the interval, and the checkpoint to resume."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .files import checkpoints_in
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoints of a session: the latest ones, the best one, and the last one.
+    """Checkpoints of a session: the latest, the best, and the last.
 
     Args:
-        folder: the same on all ranks, which all share.
-        every: so many samples of all ranks lie between two checkpoints; None: see `every_s`.
-        every_s: about so many seconds lie between two. Where neither is given, there are those of
-            the best model and of the end alone.
-        keep: how many of the latest to keep, beside the best one.
-        resume: a checkpoint to go on from, or the folder of checkpoints or of a run, whose newest
-            is taken; True: the newest in `folder`, if there is one: for jobs that are started again
-            by the same command. One that `parallel-sgd run --restarts` starts again needs none: it
-            goes on from the newest whole checkpoint in `folder` that it has written.
+        folder: the folder of checkpoints, the same on all ranks, on a file system that all ranks
+            share.
+        every: samples of all ranks between two checkpoints. None: see `every_s`.
+        every_s: seconds between two checkpoints, approximately. Without `every` and `every_s`, only
+            the best model and the final state are saved.
+        keep: number of latest checkpoints to keep, in addition to the best.
+        resume: a checkpoint to resume, or a folder of checkpoints or of a run, whose newest
+            checkpoint is resumed. True: the newest checkpoint in `folder`, if any, for jobs started
+            again by the same command. A job restarted by `parallel-sgd run --restarts` needs no
+            `resume`: it resumes the newest whole checkpoint in `folder` written by this job.
     Raises:
         UserError: an argument is not as required.
 
@@ -57,13 +58,15 @@ class CheckpointConfig:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What must be the same on all ranks, beside the folder. Ranks may call the folder by
-        different names of the same place: see `folder_difference`. Local."""
+        """The values that must be equal on all ranks, without the folder.
+
+        Ranks may name the same folder by different paths: see `folder_difference`. Local.
+        """
         return (self.every, self.every_s, self.keep, self.resume)
 
     @property
     def to_resume(self) -> Path | None:
-        """What to go on from; None: from the beginning. Local."""
+        """The checkpoint or folder to resume, or None to begin anew. Local."""
         if isinstance(self.resume, str):
             return Path(self.resume)
         folder = Path(self.folder)
@@ -71,14 +74,14 @@ class CheckpointConfig:
 
 
 class SharedClock:
-    """Tells all ranks at the same step that some seconds have passed.
+    """A timer that expires on all ranks after the same step.
 
-    The ranks ask each other only now and then: after half of the steps that, by the pace so far,
-    are left.
+    The ranks compare their times only now and then: after half of the steps left at the pace so
+    far.
 
     Args:
-        seconds: between two times that it tells so.
-        gathered: what each rank gives to it, on all ranks (`Learner.gathered`).
+        seconds: the interval between two expirations.
+        gathered: gathers one number from each rank, on all ranks (`Learner.gathered`). Collective.
     """
 
     def __init__(self, seconds: float, gathered: Callable[[float], list[float]]) -> None:
@@ -89,7 +92,10 @@ class SharedClock:
         self._since, self._steps, self._ask_at = time.perf_counter(), 0, 1
 
     def stepped(self) -> bool:
-        """Whether the seconds have passed, after one more step. Collective where ranks ask."""
+        """Count a step. Return whether the interval has passed.
+
+        Collective when the ranks compare times.
+        """
         self._steps += 1
         if self._steps < self._ask_at:
             return False

@@ -1,14 +1,15 @@
-"""The files of a checkpoint: names, checksums, and the order of writing that survives a kill.
+"""Files of a checkpoint: names, checksums, and a write order safe against kills.
 
     <folder>/000000012800/rank-00000.safetensors    the arrays of rank 0
-                          rank-00000.json           its numbers
+                          rank-00000.json           the numbers of rank 0
                           ...
-                          manifest.json             what it is, and size and checksum of every file
+                          manifest.json             description, and size and checksum of every file
 
-The number is that of the samples seen. All is written in a folder of the same name with ``.part``,
-flushed to the disk, the manifest last; then that folder is renamed. What has no manifest, or whose
-files are not as the manifest says, is no checkpoint. Nothing is pickled, and no link in the folder
-is followed where something is written or removed. Everything here is local.
+The folder's name is the number of samples seen. All files are written to a folder of the same name
+with ``.part`` and flushed to the disk, the manifest last. Then the folder is renamed. A folder
+without a manifest, or with files that do not match the manifest, is not a checkpoint. Nothing is
+pickled. No link in the folder is followed when files are written or removed. Everything here is
+local.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .schema import FORMAT, READABLE, check_manifest, check_numbers, converted, 
 
 __all__ = ["CHECKPOINTS", "FORMAT", "Damaged", "Reader"]
 
-CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in the folder of a run
+CHECKPOINTS = "checkpoints"  #: subfolder of a run's folder
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
@@ -48,13 +49,17 @@ Facts = dict[str, Fact]  #: size and checksum of files, by name
 
 
 class Damaged(UserError):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint differs from the state in which it was written."""
 
 
 def write_rank(
     part: Path, rank: int, arrays: Mapping[str, HostArray], numbers: Mapping[str, Any]
 ) -> Facts:
-    """Write and flush the two files of a rank; returns what the manifest says of them."""
+    """Write and flush the two files of a rank.
+
+    Returns:
+        Size and checksum of both files, for the manifest.
+    """
     path = part / f"rank-{rank:05d}.safetensors"
     facts = {path.name: write_arrays(path, arrays)}
     path = path.with_suffix(".json")
@@ -64,7 +69,7 @@ def write_rank(
 
 
 def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest, and give the folder its name: from now on it is a checkpoint."""
+    """Write the manifest, then rename the folder, which makes it a checkpoint."""
     text = json.dumps(manifest, indent=2)
     body = text.removesuffix("\n}") + CHECKSUM_FIELD
     aside = part / f".{MANIFEST}.part"
@@ -78,17 +83,17 @@ def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+    """Read and check the manifest of a checkpoint.
 
     Raises:
-        Damaged: there is none, or it is not as it was written.
-        UserError: it is of another format.
+        Damaged: the manifest is missing, or differs from its checksum.
+        UserError: the checkpoint has an unsupported format.
     """
     if path.name.endswith(".part"):
         raise Damaged(f"checkpoint {str(path)!r} is a partial write: it was never finished")
     try:
         there = (path / MANIFEST).exists()
-    except OSError as error:  # a folder that may not be searched
+    except OSError as error:  # no permission to search the folder
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
     if not there:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}")
@@ -118,7 +123,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _errors_as_damage(path: Path, name: str) -> Iterator[None]:
-    """What is wrong in one file of a checkpoint."""
+    """Turn errors of one file into `Damaged`, with the file's name."""
     try:
         yield
     except Damaged:
@@ -128,10 +133,11 @@ def _errors_as_damage(path: Path, name: str) -> Iterator[None]:
 
 
 class Reader:
-    """Reads the files of one checkpoint, each of them verified first.
+    """Reads the files of one checkpoint. Each file is verified before use.
 
     Args:
-        path, manifest: the checkpoint's folder, and what `read_manifest` says of it.
+        path: the folder of the checkpoint.
+        manifest: the result of `read_manifest`.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -140,7 +146,8 @@ class Reader:
         self._tensors: dict[int, Any] = {}
 
     def numbers(self, rank: int) -> dict[str, Any]:
-        """What a rank's JSON file holds. Raises Damaged."""
+        """Return the content of a rank's JSON file, converted to the present format. Raises
+        Damaged."""
         name = f"rank-{rank:05d}.json"
         self._verify(name)
         with self._reading(name):
@@ -154,20 +161,20 @@ class Reader:
             raise UserError(f"checkpoint {str(self.path)!r}: {name}: {error}") from None
 
     def verify(self, rank: int) -> None:
-        """Raise Damaged where a rank's arrays are not as they were written."""
+        """Verify the arrays of a rank. Raises Damaged."""
         name = f"rank-{rank:05d}.safetensors"
         self._verify(name)
         with self._reading(name):
             self._tensors[rank] = open_arrays(self.path / name)
 
     def arrays(self, rank: int) -> dict[str, ArrayInFile]:
-        """All arrays of a rank that has been verified; they are read when they are asked for."""
+        """Return all arrays of a verified rank, by name. Each array is read on first use."""
         with self._reading(f"rank-{rank:05d}.safetensors"):
             tensors = self._tensors[rank]
             return {name: ArrayInFile(tensors, name) for name in tensors.keys()}  # noqa: SIM118
 
     def verify_shared(self) -> None:
-        """Raise Damaged where a file that is no rank's is not as it was written."""
+        """Verify all files that belong to no rank, such as those of servers. Raises Damaged."""
         for name in self.files:
             if not name.startswith("rank-"):
                 self._verify(name)
@@ -197,7 +204,7 @@ class Reader:
 
 
 def require_whole(path: Path) -> None:
-    """Verify every file of a checkpoint; raises Damaged."""
+    """Verify every file of a checkpoint. Raises Damaged."""
     manifest = read_manifest(path)
     reader = Reader(path, manifest)
     for rank in range(manifest["ranks"]):
@@ -207,10 +214,11 @@ def require_whole(path: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """What has a checkpoint's name, the oldest (by samples) first; nothing where no folder is.
+    """List the paths with a checkpoint's name, fewest samples first. The list is empty without a
+    folder.
 
     Raises:
-        UserError: it is no folder, or cannot be read.
+        UserError: the path is not a folder, or cannot be read.
     """
     try:
         checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
@@ -224,17 +232,17 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def sort_key(name: str) -> tuple[int, int]:
-    """By which the names of checkpoints are sorted: samples, and a number among the same."""
+    """Return the sort key of a checkpoint's name: samples, then the number among equal samples."""
     match = NAME.fullmatch(name)
     assert match
     return int(match[1]), int(match[2] or 0)
 
 
 def begin(folder: Path, samples: int) -> Path:
-    """Make an empty ``.part`` for a checkpoint; remove those that a kill has left behind.
+    """Make an empty ``.part`` folder for a checkpoint. Remove ``.part`` folders left by a kill.
 
     Returns:
-        The checkpoint's path, which is not there yet.
+        The future path of the checkpoint, which does not exist yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
@@ -247,12 +255,13 @@ def begin(folder: Path, samples: int) -> Path:
 
 
 def part_of(path: Path) -> Path:
-    """Where a checkpoint is while it is written."""
+    """Return the temporary path of a checkpoint while it is written."""
     return path.with_name(path.name + ".part")
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, so that no moment shows a part of it under its name."""
+    """Remove a checkpoint. Rename it first, so that no partial checkpoint is ever seen under its
+    name."""
     number = 0
     while os.path.lexists(renamed := path.with_name(f"{path.name}.{number}.part")):
         number += 1
@@ -261,7 +270,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside_after(path: Path) -> None:
-    """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
+    """Rename all checkpoints newer than this one (``.aside``), of training now abandoned."""
     own = sort_key(path.name)
     for later in [saved for saved in checkpoints_in(path.parent) if sort_key(saved.name) > own]:
         number = 0

@@ -1,14 +1,15 @@
-"""One process at a time writes to a folder: the lock of a run's folder, and of one of checkpoints.
+"""Lock a folder of a run or of checkpoints: a single process writes at a time.
 
-The lock is the kernel's, on the file ``.lock`` in the folder, so that the end of the process frees
-it, however it ends; what the file says is only told to others. It is one of POSIX's kind, which
-hold between the hosts that share a disk (NFS). The kernel of Linux binds it to the open file: there
-a process that opens the file again, as to copy the folder, does not free it. A child that is forked
-closes what it has inherited. Where the file system knows no locks, nobody is kept out.
+The lock is a kernel lock on the file ``.lock`` in the folder. So the end of the process frees the
+lock, however the process ends. The file's content only informs other processes. The lock is a POSIX
+lock, valid between hosts that share a disk (NFS). On Linux the lock is bound to the open file
+description: opening the file again in the same process, as a copy of the folder does, does not free
+the lock. A forked child closes inherited lock files. On a file system without locks, no process is
+kept out.
 
-A process frees the lock, and removes the file, when the last of its holds is given back. An object
-that writes has one until it is closed or collected, or the program's exit handlers run. A write in
-the background has one of its own (`FolderLock.hold_again`) until its end, whatever comes before.
+A process frees the lock and removes the file when its last hold is released. A writing object has a
+hold until it is closed or collected, or until the program's exit handlers run. A background write
+has its own hold (`FolderLock.hold_again`) until its end, regardless of the exit handlers.
 Everything here is local.
 """
 
@@ -35,43 +36,45 @@ from ...files import writing
 
 LOCK = ".lock"
 
-#: A process that is being ended frees its lock within so long.
+#: Longest time for an ending process to free its lock.
 _FREED_S = 3.0
 
 _RETRY_S = 0.05
 
-#: What a file system says that has no locks.
+#: Error codes of file systems without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-_NOT_HERE = {errno.EACCES, errno.EPERM, errno.EROFS}  #: no file can be made or written
+_NOT_HERE = {errno.EACCES, errno.EPERM, errno.EROFS}  #: error codes of a read-only folder
 
-#: As struct flock: kind, counted from the file's begin (0), from byte 0 to its end, no process.
+#: struct flock: kind, whence (0: the file's begin), start 0, length 0 (to the end), no process.
 _WHOLE = struct.Struct("hhqqi0q")
 
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """A lock that this process has, for all its holds. (Other systems than Linux free a lock when
-    any descriptor of the file is closed, so each file is open once.)"""
+    """A lock of this process, shared by all its holds.
+
+    Outside Linux, closing any descriptor of the file frees the lock, so each file is opened once.
+    """
 
     place: Path
     descriptor: int
     holds: int = 0
 
 
-_held: dict[Path, _Held] = {}  #: of this process, by folder
-_registry_lock = threading.RLock()  # an object may go while its thread has it
+_held: dict[Path, _Held] = {}  #: locks of this process, by folder
+_registry_lock = threading.RLock()  # reentrant: `__del__` may run while its thread holds it
 
 
 class FolderLock:
-    """What keeps other processes from writing to a folder, from `hold` to `release`.
+    """Keeps other processes from writing to a folder, from `hold` to `release`.
+
+    Several locks of one process do not exclude each other. A `with` block holds the lock. The lock
+    is released at the latest when the object is collected, or when the program's exit handlers run.
 
     Args:
-        name: of the argument that says the folder, for errors.
-        folder: which.
-
-    Several of one process do not keep each other out. A `with` block holds it. It is released at
-    the latest when the object is collected, or the program's exit handlers run.
+        name: the argument that named the folder, for errors.
+        folder: the folder to lock.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -79,17 +82,17 @@ class FolderLock:
         self._held: _Held | None = None
 
     def hold(self, *, make: bool = True, writes: bool = True) -> None:
-        """Take the lock, unless this object has it.
+        """Take the lock, unless this object already holds it.
 
         Args:
-            make: make the folder, if there is none; else there is nothing to hold then.
-            writes: this process is going to write; else there is nothing to hold in a folder that
-                it cannot write to.
+            make: make a missing folder. False: hold nothing if the folder is missing.
+            writes: this process is going to write. False: hold nothing in a read-only folder.
         Raises:
-            UserError: another process has it, and does not free it within `_FREED_S`; says which.
-                One of an earlier start of this job has been ended, and is not asked; nor is one
-                on another host of this start, where ranks survive each other: of a job that has
-                one writer that host is lost.
+            UserError: another process holds the lock and does not free it within `_FREED_S`. The
+                error names the process. Two kinds of holders are ignored after that time: an
+                earlier start of this job, already ended by its launcher; and, in a fault-tolerant
+                job, a process of the same start on another host. Such a job has a single writer, so
+                that host is lost.
         """
         if self._current() or not (make or self._folder.is_dir()):
             return
@@ -110,8 +113,10 @@ class FolderLock:
                 _until_exit.add(self)
 
     def hold_again(self) -> FolderLock:
-        """Hold it once more, for a write in the background, which the program waits for at its end:
-        the exit handlers do not release what is returned. Holds nothing where this object does not.
+        """Take a second hold for a background write. The program waits for that write at its end.
+
+        The exit handlers do not release the returned lock. Without a hold of this object, the
+        returned lock holds nothing.
         """
         other = FolderLock(self._name, self._folder)
         with _registry_lock:
@@ -121,7 +126,7 @@ class FolderLock:
         return other
 
     def release(self) -> None:
-        """Give it back; nothing, where this object does not have it."""
+        """Release the lock, if this object holds it."""
         if self._held is None:
             return
         with _registry_lock:
@@ -132,7 +137,7 @@ class FolderLock:
             if held.holds:
                 return
             del _held[held.place]
-            with suppress(OSError):  # the folder is gone, or must not be written to any more
+            with suppress(OSError):  # the folder was removed, or is now read-only
                 if _still_names(held.place / LOCK, held.descriptor):
                     (held.place / LOCK).unlink()
             os.close(held.descriptor)
@@ -140,7 +145,7 @@ class FolderLock:
     __del__ = release
 
     def _current(self) -> _Held | None:
-        """The lock, if this object has it: a child that was forked has none of its parent's."""
+        """Return the lock if this object holds it. A forked child holds no lock of its parent."""
         held = self._held
         return held if held is not None and _held.get(held.place) is held else None
 
@@ -152,7 +157,7 @@ class FolderLock:
         self.release()
 
     def _acquire(self, path: Path) -> int:
-        """The descriptor of the file that is locked."""
+        """Lock the file and return its descriptor. Retries until `_FREED_S` have passed."""
         deadline = time.monotonic() + _FREED_S
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -163,8 +168,8 @@ class FolderLock:
                         holder = _read_holder(descriptor)
                         if not (_is_of_earlier_start(holder) or _is_of_lost_host(holder)):
                             raise UserError(self._in_use(path, holder))
-                        if _still_names(path, descriptor):  # and not yet removed by another rank
-                            path.unlink(missing_ok=True)  # a lost host may hold it for ever
+                        if _still_names(path, descriptor):  # not yet removed by another rank
+                            path.unlink(missing_ok=True)  # a lost host may hold the lock for ever
                 elif _still_names(path, descriptor):
                     kept, descriptor = descriptor, -1
                     _write_holder(kept)
@@ -184,9 +189,12 @@ class FolderLock:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a file; whether no other process has done so."""
+    """Try to lock a file. Return whether this process now has the lock.
+
+    True also on a file system without locks.
+    """
     try:
-        if hasattr(fcntl, "F_OFD_SETLK"):  # the kernel of Linux
+        if hasattr(fcntl, "F_OFD_SETLK"):  # Linux
             lock = _WHOLE.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
         else:
@@ -200,14 +208,14 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _still_names(path: Path, descriptor: int) -> bool:
-    """Whether a file has this name: who had it may have removed it meanwhile."""
+    """Return whether the path still names the open file, or an earlier holder has removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
 
 
 def _write_holder(descriptor: int) -> None:
-    """Write who holds a lock."""
+    """Write the holder of a lock into its file."""
     facts = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -222,7 +230,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    """What the holder of a lock has written; nothing where it is about to."""
+    """Read the holder of a lock. Empty if the holder has not written it yet."""
     try:
         facts = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
@@ -231,14 +239,17 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
 
 
 def _is_of_earlier_start(holder: dict[str, Any]) -> bool:
-    """Whether a lock is of an earlier start of this job: its launcher has seen to its end."""
+    """Return whether the holder is an earlier start of this job, already ended by its launcher."""
     job, start = job_name(), holder.get("restart")
     return job is not None and holder.get("job") == job and start in range(restarts())
 
 
 def _is_of_lost_host(holder: dict[str, Any]) -> bool:
-    """Whether a lock is of a rank whose place this one has taken, as the job's writer, and whose
-    host is lost: on this host the kernel would have freed it."""
+    """Return whether the holder is a former writer of this job on a lost host.
+
+    This rank has replaced that writer. A lock held on this host would have been freed by the
+    kernel.
+    """
     launch, host = os.environ.get(FOLDER), holder.get("host")
     same = launch is not None and holder.get("launch") == launch
     return fault_tolerant() and same and host not in (None, socket.gethostname())
@@ -249,15 +260,16 @@ _until_exit: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 @atexit.register
 def _release_all() -> None:
-    """Before the program waits for what it writes in the background: that may end the process."""
+    """Release locks before the wait for background writes, as that wait may end the process."""
     with _registry_lock:
         for lock in [*_until_exit]:
             lock.release()
 
 
 def _reset_in_child() -> None:
+    """Close the lock files inherited by a forked child, and forget all locks."""
     global _registry_lock
-    _registry_lock = threading.RLock()  # another thread may have had it
+    _registry_lock = threading.RLock()  # a thread of the parent may have held it
     for held in _held.values():
         os.close(held.descriptor)
     _held.clear()

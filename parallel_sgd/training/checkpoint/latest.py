@@ -1,9 +1,9 @@
-"""From which checkpoint a session goes on, also where its job was started again by itself.
+"""Choose the checkpoint to resume, also after an automatic restart of the job.
 
-A job that is lost is started again by the same command (`parallel-sgd run --restarts`), or by the
-batch system (`--requeue`). It then goes on from the newest whole checkpoint that this job itself
-has written, by the name of the job in its manifest; an earlier one takes the place of one that is
-damaged. Neither the clock nor what other jobs have left in the folder matters.
+A failed job is restarted by the same command (`parallel-sgd run --restarts`), or by the batch
+system (`--requeue`). The restarted job resumes the newest whole checkpoint written by the same job,
+identified by the job's name in the manifest. An earlier checkpoint replaces a damaged checkpoint.
+Clock times and checkpoints of other jobs in the folder do not matter.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ from .loader import LoadedCheckpoint, folder_of, load_checkpoint
 
 
 def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
-    """What a session goes on from; None: it begins. Local, for one rank, which says so after a
-    restart.
+    """Return the checkpoint for a session to resume, or None to begin anew.
 
-    Cost: after a restart reads a checkpoint of all ranks once.
+    Local, for one rank, which prints the choice after a restart.
+
+    Cost: after a restart, one read of the files of all ranks.
     """
     own, given = _newest_of_this_job(Path(config.folder)), config.to_resume
     if own is not None or given is None or not restarts() or not given.is_dir():
         return own or given
     if NAME.fullmatch(given.name):  # one checkpoint
         return given
-    whole = newest_whole(folder_of(given))  # the job's first one may be damaged, and its only one
+    whole = newest_whole(folder_of(given))  # of any job: this job has no whole one
     return given if whole is None and config.resume is not True else whole
 
 
 def resume(
     learner: Learner, folder: str | os.PathLike[str], *, facts: Mapping[str, Any] | None = None
 ) -> LoadedCheckpoint | None:
-    """Take up the newest checkpoint in a folder, where there is one: for the beginning of a loop of
-    your own.
+    """Restore the newest checkpoint in a folder, if any: for the beginning of your own loop.
 
-    In a job that was started again (`parallel-sgd run --restarts`, `--requeue`) that is the newest
-    one that is whole and that the job itself has written, as far as there is one; newer ones are
-    renamed (``.aside``). A rank that was in reserve and takes the place of another takes up
-    nothing, since it has the state of the others; nor does one that only serves.
+    In a restarted job (`parallel-sgd run --restarts`, `--requeue`) the newest whole checkpoint
+    written by this job is preferred. Newer checkpoints are renamed (``.aside``). A rank that joins
+    as a replacement restores nothing, since it receives the state of the running ranks. A rank that
+    only serves restores nothing.
 
     Args:
-        learner, facts: as for `load_checkpoint`.
-        folder: of checkpoints.
+        learner: as for `load_checkpoint`.
+        folder: the folder of checkpoints.
+        facts: as for `load_checkpoint`.
     Returns:
-        What `load_checkpoint` does; None where nothing was taken up.
+        The result of `load_checkpoint`, or None if nothing was restored.
     Raises:
         UserError: as `load_checkpoint`.
 
-    Collective. Cost: that of `load_checkpoint`; after a restart one rank reads the files of all,
-    too.
+    Collective. Cost: that of `load_checkpoint`. After a restart rank 0 also reads the files of all
+    ranks.
     """
     require_learner(learner)
     if learner.serves or (learner.recovery is not None and learner.recovery.has_joined):
@@ -78,7 +79,7 @@ def resume(
 
 def _newest(folder: Path) -> Path | None:
     lock = FolderLock("folder", folder)
-    lock.hold(make=False, writes=False)  # what another job saves now is no place to go on from
+    lock.hold(make=False, writes=False)  # not while another job saves here
     try:
         return _newest_in(folder)
     finally:
@@ -96,7 +97,7 @@ def _newest_in(folder: Path) -> Path | None:
 
 
 def _newest_of_this_job(folder: Path) -> Path | None:
-    """The newest whole checkpoint of this job, if it was started again; says so."""
+    """Return the newest whole checkpoint of this job after a restart, and print the choice."""
     number = restarts()
     if not number:
         return None
@@ -113,8 +114,11 @@ def _newest_of_this_job(folder: Path) -> Path | None:
 def newest_whole(
     folder: Path, wanted: Callable[[str | None], bool] = lambda job: True
 ) -> Path | None:
-    """The newest checkpoint in a folder that is not damaged, of those that a wanted job has
-    written, by its name."""
+    """Return the newest undamaged checkpoint in a folder.
+
+    Args:
+        wanted: given the name of the writing job, returns whether its checkpoints count.
+    """
     for path in reversed(checkpoints_in(folder)):
         try:
             if not wanted(read_manifest(path).get("job")):

@@ -1,4 +1,4 @@
-"""How a learner takes up a checkpoint, on as many ranks or on another number of them."""
+"""Load a checkpoint into a learner, on the same or on another number of ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .files import Damaged, Reader
 from .saver import compatibility_facts, wait_for_pending_writes
 
 FREE = {"lr", "lr_per_sample", "hyperparameters"}
-"""Options of the optimizer that may be others when training goes on. (The last are PyTorch's: a
-checkpoint brings them.)"""
+"""Options of the optimizer that may change on loading. `hyperparameters` are those of PyTorch's
+optimizers: the checkpoint's are restored."""
 
 FREE_OF_ALGORITHMS = {
     "servers",
@@ -42,24 +42,24 @@ FREE_OF_ALGORITHMS = {
     "threshold",
     "half_format",
 }
-"""The same of the algorithm: who holds what, which way and in which format it is sent, and what is
-only looked at. The bits may be others, too, where some are lost: what residuals hold goes on."""
+"""Options of the algorithm that may change on loading: placement on servers, transport and format
+of messages, recording. `gradient_bits` may change between few bits, since residuals are kept."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What a checkpoint says beside the learner's state.
+    """The content of a checkpoint apart from the learner's state.
 
     Attributes:
-        path: of the checkpoint.
-        ranks: how many wrote it.
-        samples: that all ranks had seen.
-        extra: this rank's; on another number of ranks than wrote it, what all of them had, or None
-            where they had different ones. Tensors are on the device that they were on, or on the
-            CPU where this process has no such device.
-        extras: of all ranks that wrote it, in rank order; tensors in it are on the CPU.
+        path: path of the checkpoint.
+        ranks: number of ranks that wrote the checkpoint.
+        samples: samples seen by all ranks.
+        extra: this rank's `extra`. On another number of ranks than wrote the checkpoint: the value
+            common to all writers, or None if their values differed. Tensors are on their original
+            device, or on the CPU if this process has no such device.
+        extras: the `extra` of every writing rank, in rank order. Tensors are on the CPU.
     """
 
     path: Path
@@ -75,39 +75,42 @@ def load_checkpoint(
     *,
     facts: Mapping[str, Any] | None = None,
 ) -> LoadedCheckpoint:
-    """Put a checkpoint's state into a learner: it goes on bit for bit as if it had never stopped.
+    """Restore a learner from a checkpoint: training continues bit for bit as if never interrupted.
+
+    On another number of ranks than wrote the checkpoint, training continues by the rules of
+    `parallel_sgd.state`: models and optimizer states become their mean weighted by samples, sums of
+    residuals are kept, and the samples of the present block are divided anew.
+
+    Background writes of this process to the folder are completed first, so that the newest
+    checkpoint is found.
 
     Args:
-        learner: of the same model, optimizer and algorithm with the same options (but the learning
-            rate, and what says where servers keep what). Its arrays are written in place.
-        path: a checkpoint; or the folder of checkpoints, or of a run, whose newest is taken.
+        learner: must have the same model, optimizer and algorithm, with the same options. The
+            learning rate and the options of server placement may differ. Arrays are written in
+            place.
+        path: a checkpoint, or a folder of checkpoints or of a run, whose newest checkpoint is
+            loaded.
         facts: as for `Checkpoints`.
     Raises:
-        UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
-            learner has changed (but where servers cannot read their embedding tables). Or what was
-            being written there in the background could not be.
+        UserError: on all ranks, if the checkpoint is missing, damaged or different. The error names
+            the difference. Then the learner has not changed, except if servers cannot read their
+            embedding tables. Also if a background write to the folder has failed.
 
-    On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
-    models and optimizer states become their mean by samples, sums of residuals are kept, the
-    samples of the present block are divided anew.
-
-    What this process is still writing there is waited for, so that the newest is the newest.
-
-    Collective; a rank that only serves has nothing to take up. Cost: every rank reads its own files
-    twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
-    reads the files of all.
+    Collective. A rank that only serves restores nothing.
+    Cost: every rank reads its own files twice (once for the checksum), and holds their arrays in
+    memory. On another number of ranks it reads the files of all ranks.
     """
     comm = require_learner(learner).comm
     if not learner.serves:
         learner.require_open()
         learner.require_own_model("load_checkpoint")
         with learner.consistency.during(LOAD, learner.comm):
-            learner.group.meet()  # a rank that has failed would be waited for below
+            learner.group.meet()  # raises on a failed rank, instead of waiting below
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
     comm.raise_together(wait_for_pending_writes(folder))
     at, manifest, single = _from_rank_0(comm, lambda: _open(folder))
     comm.raise_together(_difference(at, manifest, compatibility_facts(learner, given)))
-    if learner.serves:  # its workers bring what it is to hold
+    if learner.serves:  # the workers send its shard
         return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
     sizes = comm.allgather_object(stripe_sizes(learner))
     read, problem, damaged = None, None, False
@@ -139,7 +142,7 @@ def load_checkpoint(
     learner.bytes_sent = sent
     learner.skipped.loaded(learner.samples)
     if learner.recovery is not None:
-        learner.recovery.went_back()  # nobody else goes to what was before
+        learner.recovery.went_back()  # older snapshots are now invalid
     return LoadedCheckpoint(
         path=at,
         ranks=manifest["ranks"],
@@ -155,8 +158,8 @@ def _extras(
     """Return this rank's `extra`, and those of all ranks that wrote the checkpoint.
 
     Args:
-        ranks: that wrote it.
-        documents: of the ranks that this rank has read: itself alone, or all.
+        ranks: number of ranks that wrote the checkpoint.
+        documents: JSON documents of the ranks read here: this rank alone, or all ranks.
 
     Collective.
     """
@@ -171,13 +174,17 @@ def _extras(
 
 
 def folder_of(path: Path) -> Path:
-    """The folder of checkpoints in a run's folder, or `path` itself. Local."""
+    """Return the folder of checkpoints in a run's folder, or `path` itself. Local."""
     inside = path / files.CHECKPOINTS
     return inside if inside.is_dir() else path
 
 
 def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
-    """The checkpoint that `path` means, its manifest, and whether `path` named it alone."""
+    """Find the checkpoint for `path`.
+
+    Returns:
+        The checkpoint, its manifest, and whether `path` named the checkpoint itself.
+    """
     if not path.is_dir():
         raise UserError(f"checkpoint {str(path)!r} must be a folder: there is none")
     named = files.NAME.fullmatch(path.name) or path.name.endswith(".part")
@@ -193,7 +200,7 @@ def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
 
 
 def _earlier_hint(damaged: Path) -> str:
-    """What to say of the newest whole checkpoint before a damaged one."""
+    """Name the newest whole checkpoint before a damaged one, as the end of an error text."""
     checkpoints = files.checkpoints_in(damaged.parent)
     for path in reversed(checkpoints[: checkpoints.index(damaged)]):
         try:
@@ -207,8 +214,12 @@ def _earlier_hint(damaged: Path) -> str:
 def _read(
     learner: Learner, reader: Reader, ranks: int, sizes: list[dict[str, int]]
 ) -> tuple[Tree, Tree, int, list[str]]:
-    """This rank's tree, room for it, the bytes that the rank has sent, and the extras of the ranks
-    that it has read, as documents of `plain_values`."""
+    """Read and check this rank's part of a checkpoint, without changing the learner.
+
+    Returns:
+        This rank's tree, the room for the tree, the bytes sent by this rank, and the extras of the
+        ranks read here, as documents of `plain_values`.
+    """
     rank, size = learner.comm.rank, learner.comm.size
     writers = [rank] if ranks == size else list(range(ranks))
     numbers = [reader.numbers(writer) for writer in writers]
@@ -241,7 +252,8 @@ def _read(
 
 
 def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Why a checkpoint is not for this learner, in one line; None where it is."""
+    """Describe the first difference between a checkpoint and this learner in one line, or return
+    None."""
     start = f"checkpoint {str(path)!r} is of another"
     for what in ("layout", "dtype"):
         if list(_items(manifest[what])) != list(_items(wanted[what])):
@@ -280,7 +292,7 @@ def _first_difference(saved: Any, own: Any) -> str:
 
 
 def _from_rank_0(comm: Communicator, work: Callable[[], Result]) -> Result:
-    """What `work` returns on rank 0, on all ranks; its error is everybody's."""
+    """Run `work` on rank 0, and return its result on all ranks. An error is raised on all ranks."""
     result, problem = None, None
     if comm.rank == 0:
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints: all of a learner, written while training goes on."""
+"""Checkpoints: all state of a learner, written while training continues."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from . import files
 from .folder_lock import FolderLock
 
 _pending_writes: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
-"""What ranks of this process write in the background, by folder, until somebody has been told."""
+"""Background writes of the ranks of this process, by folder, until their result was reported."""
 _pending_lock = threading.Lock()
 
 
 class Checkpoints:
-    """A folder of checkpoints that keeps the latest ones, and the best.
+    """A folder of checkpoints that keeps the latest and the best.
+
+    Every rank creates this object, and closes it at the end of training: by `close`, or in a `with`
+    block. A background error not yet reported by then is printed as the program ends, with exit
+    code 1. Creation is local.
 
     Args:
-        folder: the same on all ranks, on a file system that all share; made with the first
-            checkpoint. From then on no other process can save there, until this one closes it or
-            ends.
-        keep: how many of the latest to keep, at least 1; beside them the one with the lowest
-            `metric` stays. Older ones are removed.
-        facts: what else must be the same when a checkpoint is taken up again, by name (a seed,
-            say); compared by `repr`.
+        folder: the same on all ranks, on a file system that all ranks share. Made with the first
+            checkpoint. From then on no other process can save there, until this process closes the
+            object or ends.
+        keep: number of latest checkpoints to keep, at least 1. In addition, the checkpoint with the
+            lowest `metric` is kept. Older checkpoints are removed.
+        facts: further values that must be equal when a checkpoint is loaded, by name (a seed, say).
+            Compared by `repr`.
     Raises:
-        UserError: a value that is not possible, or the library safetensors is missing.
-
-    Every rank makes one, and closes it at the end of training: by `close`, or in a `with` block. An
-    error in the background that nobody is told of by then is printed as the program ends, with exit
-    code 1. Local.
+        UserError: a value is not possible, or the library safetensors is missing.
 
     >>> import tempfile, numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -86,29 +86,31 @@ class Checkpoints:
         metric: float | None = None,
         background: bool = True,
     ) -> None:
-        """Save all of a learner, between any two of its steps; training is not affected.
+        """Save all state of a learner, between any two steps. Training is not affected.
 
         Args:
-            learner: saved are its parameters, the optimizer's state, the algorithm's (residuals,
-                block starts, momenta) and the bytes sent; sources go on from its samples.
-            extra: what this rank's program wants back from `load_checkpoint`, such as a scheduler's
-                or a random generator's state: a plain value, which comes back equal and of the same
-                types. Plain are None, bool, int, float, complex, str, bytes, list, tuple, set, dict
-                with keys of such, OrderedDict, Counter, deque, NumPy's arrays and numbers; where
-                `parallel_sgd.torch` is imported PyTorch's tensors, too.
-            metric: the same on all ranks; lower is better; None or NaN: not to be compared.
-            background: write while training goes on, after a copy in memory. False, or an MPI
-                that does not let several threads communicate: return when it is on the disk.
+            learner: its parameters, the optimizer's state, the algorithm's state (residuals, block
+                starts, momenta) and the bytes sent are saved. Sources continue from its samples.
+            extra: state of this rank's program, returned by `load_checkpoint`, such as a
+                scheduler's or a random generator's state. It must be a plain value, and is restored
+                equal and of the same types. Plain are None, bool, int, float, complex, str, bytes,
+                list, tuple, set, dict with plain keys, OrderedDict, Counter, deque, NumPy's arrays
+                and numbers. With `parallel_sgd.torch` imported, PyTorch's tensors are plain too.
+            metric: the same on all ranks; lower is better. None or NaN: not compared.
+            background: copy the state in memory, and write the copy while training continues.
+                False, or with an MPI that does not let several threads communicate: return when the
+                checkpoint is on the disk.
         Raises:
-            UserError: on all ranks, if any of them has failed, or `extra` is or holds something
-                else, or this checkpoint or the one before it, written in the background, could not
-                be written. The earlier ones are untouched.
+            UserError: on all ranks, if any rank has failed, if `extra` is not plain, or if this
+                checkpoint or the previous background write could not be written. Earlier
+                checkpoints are untouched.
 
-        Collective; on a rank that only serves it does nothing, since the workers save what servers
-        hold. Waits until the checkpoint before is written. What goes wrong in the background is
-        raised on all ranks by the next step, `save`, `wait`, `close` or `load_checkpoint` of this
-        folder, whichever comes first. Cost in the foreground: a copy of the state, whose memory is
-        kept for the next one; on the disk the state of every rank.
+        Collective. On a rank that only serves it does nothing, since the workers save the servers'
+        state. Waits for the previous background write. A background error is raised on all ranks by
+        the next step, `save`, `wait`, `close` or `load_checkpoint` of this folder, whichever comes
+        first.
+        Cost: in the foreground a copy of the state, whose memory is reused; on the disk the state
+        of every rank.
         """
         if self._closed:
             raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
@@ -117,17 +119,19 @@ class Checkpoints:
         learner.require_own_model("save")
         if learner.recovery is None:
             self._save(learner, extra, metric, background)
-        else:  # where a rank dies there is no checkpoint, and the others have gone back
+        else:  # after a failure there is no checkpoint: the other ranks have rolled back
             learner.recovery.fault_tolerant(lambda: self._save(learner, extra, metric, background))
 
     def _save(self, learner: Learner, extra: Any, metric: Any, background: bool) -> None:
-        learner.meet()  # a rank that has failed would be waited for below
+        learner.meet()  # raises on a failed rank, instead of waiting below
         self.wait()
         numbers: dict[str, Any] = {}
         arrays: dict[str, HostArray] = {}
         problem = None
         try:
-            tree, live = flatten(capture(learner))  # collective: before what may fail on one rank
+            tree, live = flatten(
+                capture(learner)
+            )  # collective: first, since the rest may fail on one rank
             metric = None if metric is None else _metric(metric)
             arrays = self._copies.of(live)
             numbers = {
@@ -168,21 +172,23 @@ class Checkpoints:
             learner.beside(self._writing)
 
     def hold(self) -> None:
-        """Keep other processes from saving in the folder, if it is there, before the first
-        checkpoint. Local, for one rank.
+        """Keep other processes from saving in the folder, if the folder exists, before the first
+        checkpoint.
 
         Raises:
-            UserError: one of them does; says which.
+            UserError: another process is saving there. The error names the process.
+
+        Local, for one rank.
         """
         self._lock.hold(make=False)
 
     def wait(self) -> Path | None:
-        """Wait until what is written in the background is on the disk.
+        """Wait until the background write is on the disk.
 
         Returns:
-            The latest checkpoint that this object has written.
+            The latest checkpoint written by this object.
         Raises:
-            UserError: on all ranks, if it could not be written.
+            UserError: on all ranks, if the checkpoint could not be written.
 
         Collective.
         """
@@ -191,15 +197,15 @@ class Checkpoints:
             _remove_pending(writing)
             if not is_rank_failure(
                 writing.error()
-            ):  # a rank has died: the one before is the newest
+            ):  # after a rank failure the previous checkpoint is the newest
                 self._written = writing.result()
         return self._written
 
     def close(self) -> None:
-        """Wait as `wait` does, and give back the ranks' communicator and the memory of copies.
+        """Wait as `wait` does, then free the ranks' communicator and the memory of copies.
 
-        Then nothing more can be saved. To close it again does nothing. At the end of a `with` block
-        it is closed; by an error the block ends at once, and what is being written goes on.
+        Nothing more can be saved after that. Closing twice is allowed. The end of a `with` block
+        closes the object. On an error the block ends at once, and the background write continues.
 
         Raises:
             UserError: as `wait`.
@@ -232,16 +238,19 @@ class Checkpoints:
 
     @property
     def writing(self) -> bool:
-        """Whether this rank still writes in the background. Local."""
+        """Return whether this rank's background write is still running. Local."""
         return self._writing is not None and not self._writing.done
 
     def latest(self) -> Path | None:
-        """The newest checkpoint in the folder, by samples; None where there is none. Local."""
+        """Return the newest checkpoint in the folder, by samples, or None. Local."""
         checkpoints = files.checkpoints_in(self.folder)
         return checkpoints[-1] if checkpoints else None
 
     def _communicator(self, learner: Learner) -> Communicator | None:
-        """For the background; None where MPI does not allow it. Collective at the first call."""
+        """Return a communicator for the background, or None without support by MPI.
+
+        Collective at the first call.
+        """
         made_of = learner.comm, learner.world, learner.world.generation
         if self._comms is None or self._comms[:3] != made_of:
             self._close_communicator()
@@ -256,7 +265,7 @@ class Checkpoints:
         if comms is None:
             return
         _, world, generation, duplicate = comms
-        if world.generation == generation:  # else it is revoked
+        if world.generation == generation:  # else the communicator is revoked
             duplicate.close()
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
@@ -279,7 +288,7 @@ class Checkpoints:
         manifest: dict[str, Any],
         write_external: Callable[[Path], files.Facts],
     ) -> Path:
-        """Write, on all ranks, the state tree, unless one has a problem. Collective on `comm`."""
+        """Write the state tree on all ranks, unless a rank has a problem. Collective on `comm`."""
         path = None
         if comm.rank == 0 and problem is None:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
@@ -319,13 +328,17 @@ class Checkpoints:
         self._lock.hold()
 
     def _remove_old(self, path: Path) -> None:
-        """Of the checkpoints in the folder keep the latest, the best, and this new one; and of
-        those of this job, too, which may be started again by itself."""
+        """Remove checkpoints, except the latest, the best, and this new one.
+
+        The same number of checkpoints of this job is kept, too, since the job may be restarted
+        automatically. Checkpoints with the same samples are replaced by the new one, unless their
+        metric is better.
+        """
         whole, own, job = {}, set(), job_name()
         for saved in files.checkpoints_in(self.folder):
             try:
                 manifest = files.read_manifest(saved)
-            except UserError:  # another's affair: neither counted nor removed
+            except UserError:  # damaged or of another format: neither counted nor removed
                 continue
             whole[saved] = manifest["metric"]
             if manifest.get("job") == job:
@@ -344,7 +357,7 @@ class Checkpoints:
     def _attempt(
         self, work: Any, otherwise: str = "no checkpoint could be written to"
     ) -> tuple[Any, str | None]:
-        """What `work` returns, and what went wrong in one line: others wait to be told."""
+        """Run `work`. Return its result, and its error as a single line for the waiting ranks."""
         try:
             return work(), None
         except Exception as error:
@@ -366,13 +379,14 @@ def _remove_pending(writing: InBackground[Path]) -> None:
 
 
 def wait_for_pending_writes(path: Path) -> SharedProblem | None:
-    """Until nothing that this process writes concerns a path: that of a checkpoint, of a folder of
-    them, or of a run. Local.
+    """Wait for all background writes of this process that concern a path. Local.
 
+    Args:
+        path: a checkpoint, a folder of checkpoints, or a run's folder.
     Returns:
-        What went wrong there, if nobody has been told yet.
+        The errors of these writes, if not yet reported.
     Raises:
-        what is not the user's to mend.
+        Exception: a write failed by an error other than `UserError`.
     """
     here = path.resolve()
     with _pending_lock:
@@ -393,7 +407,7 @@ def wait_for_pending_writes(path: Path) -> SharedProblem | None:
 
 
 def compatibility_facts(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a learner must have in common with a checkpoint that it takes up."""
+    """Return the facts that must be equal in a learner and in a checkpoint to load."""
     parameters = learner.parameters
     return {
         "algorithm": _options(learner.algorithm),
@@ -405,15 +419,15 @@ def compatibility_facts(learner: Learner, facts: Mapping[str, Any]) -> dict[str,
 
 
 def paths_of(folder: Path) -> tuple[str, str]:
-    """Return where a folder is: its whole path as it is called, and without links. Local."""
+    """Return the absolute path of a folder as given, and its path without links. Local."""
     return os.path.abspath(folder), os.path.realpath(folder)
 
 
 def folder_difference(places: Sequence[tuple[str, str]], comm: Communicator) -> str | None:
-    """Say where ranks have other folders of checkpoints than each other; None where they do not.
+    """Describe a difference between the ranks' folders of checkpoints, or return None.
 
     Args:
-        places: `paths_of` each rank's, in rank order.
+        places: the result of `paths_of` on each rank, in rank order.
 
     Local.
     """
@@ -427,18 +441,17 @@ def folder_difference(places: Sequence[tuple[str, str]], comm: Communicator) -> 
 
 
 def _is_better(metric: float | None, other: float | None) -> bool:
-    """Whether a checkpoint of the one metric is better than one of the other."""
     return metric is not None and (other is None or metric < other)
 
 
 def _metric(metric: Any) -> float | None:
-    """A number, or None where it cannot be compared."""
+    """Check a metric. Return None if it cannot be compared."""
     if isinstance(metric, bool) or not isinstance(metric, Real):
         raise UserError(f"metric={metric!r} must be a number or None")
     return float(metric) if math.isfinite(metric) else None
 
 
 def _options(options: Any) -> dict[str, Any]:
-    """The class of a dataclass of options, and the `repr` of each."""
+    """Return the class name of a dataclass of options, and the `repr` of each option."""
     values = {name: repr(value) for name, value in values_of(options).items()}
     return {"name": type(options).__name__, "options": values}

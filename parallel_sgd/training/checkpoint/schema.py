@@ -1,4 +1,4 @@
-"""What the JSON documents of a checkpoint must be like, whoever has written them. Local."""
+"""Check the JSON documents of a checkpoint, whoever wrote them. Everything here is local."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...errors import UserError
 from ...plain_values import to_json
 from ...validation import integer, shown
 
-FORMAT = 3  #: of the folders that are written
-READABLE = (2, 3)  #: formats that are read; another is refused
+FORMAT = 3  #: the format of written checkpoints
+READABLE = (2, 3)  #: the formats of checkpoints that can be read
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
@@ -22,10 +22,10 @@ Check = Callable[[str, Any], object]
 
 
 def parsed(data: bytes) -> Any:
-    """What a JSON document says.
+    """Parse a JSON document.
 
     Raises:
-        UserError: it is none.
+        UserError: the data are not a JSON document.
     """
     try:
         return json.loads(data)
@@ -33,15 +33,15 @@ def parsed(data: bytes) -> Any:
         raise UserError(f"is no JSON document: {error}") from None
     except RecursionError:
         raise UserError("is a JSON document that is nested too deep") from None
-    except ValueError:  # of `int`
+    except ValueError:  # raised by `int`
         raise UserError("is a JSON document with a number of too many digits") from None
 
 
 def check_manifest(manifest: Any) -> None:
-    """See that a manifest of this format says all that it must, and nothing that is not possible.
+    """Check that a manifest of a readable format has all entries, with possible values.
 
     Raises:
-        UserError: naming what is wrong.
+        UserError: names the wrong entry.
     """
     _mapping_of(MANIFEST)("manifest", manifest)
     ranks, files = manifest["ranks"], len(manifest["files"])
@@ -50,18 +50,21 @@ def check_manifest(manifest: Any) -> None:
 
 
 def check_numbers(numbers: Any) -> None:
-    """The same of what a rank has written beside its arrays."""
+    """Check the JSON document of a rank likewise."""
     _mapping_of(NUMBERS)("numbers", numbers)
 
 
 def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
-    """Numbers of a rank in any readable format, as the present format has them.
+    """Convert a rank's numbers from any readable format to the present format.
 
-    Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it; of a PyTorch
-        model it has parameters and buffers alone, and of a PyTorch optimizer not all of its state.
+    In format 2, `extra` is plain JSON instead of a document of `plain_values`. Of a PyTorch model
+    it holds parameters and buffers only, and of a PyTorch optimizer a part of the state.
 
+    Args:
+        numbers: the content of a rank's JSON file. Changed.
+        version: the format of the checkpoint.
     Raises:
-        UserError: the present format cannot hold them.
+        UserError: the present format cannot hold the numbers.
     """
     if version == 2:
         check_numbers(numbers)
@@ -78,7 +81,7 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
 
 
 def _add_correction(state: Any) -> None:
-    """To states of optimizers and exchanges that were written before gradients were projected."""
+    """Add the fields of gradient projection to states written before projection existed."""
     if not isinstance(state, dict):
         return
     for own, name in (
@@ -123,7 +126,7 @@ def _shape(name: str, value: Any) -> None:
 
 
 def _mapping_of(checks: Mapping[str, Check]) -> Check:
-    """With these entries at least."""
+    """Make a check for a mapping with at least these entries."""
 
     def check(name: str, value: Any) -> None:
         _is(dict, "a mapping")(name, value)
@@ -136,7 +139,7 @@ def _mapping_of(checks: Mapping[str, Check]) -> Check:
 
 
 def _mapping_from(keys: Check, values: Check) -> Check:
-    """With any entries of one kind."""
+    """Make a check for a mapping with any entries of one kind."""
 
     def check(name: str, value: Any) -> None:
         _is(dict, "a mapping")(name, value)
