@@ -1,4 +1,4 @@
-"""What an exchange should take: a cost model, and the measurements that it goes by."""
+"""Predicted cost of an exchange: a cost model, and the measurements for its parameters."""
 
 from .kernel_speeds import measure_kernel_speeds
 from .measured import Measured, measure

@@ -1,4 +1,4 @@
-"""How fast this rank encodes, decodes and adds, measured on the spot: for the model."""
+"""Measurement of this rank's kernel speeds (encode, decode, add) for the cost model."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from .model import KernelSpeeds
 
 Array = Any  #: a NumPy or CuPy array
 
-VALUES = 1 << 23  #: 32 MiB a vector: larger than what caches keep from one kernel to the next
-IN_CACHE = 64  #: blocks that an owner adds at a time
-REPEATS = 5  #: of which the fastest counts: whatever disturbs makes it slower
+VALUES = 1 << 23  #: 32 MiB per vector: larger than caches, so each kernel starts from memory
+IN_CACHE = 64  #: blocks added by an owner at a time
+REPEATS = 5  #: the fastest counts, since disturbances only slow a kernel down
 
 
 def measure_kernel_speeds(
     block_size: int = 1024, bits: Collection[float] = (), like: Array | None = None
 ) -> KernelSpeeds:
-    """Time every kernel of an exchange on vectors of float32.
+    """Time every kernel of an exchange on float32 vectors.
 
     Args:
         block_size: of the codecs.
-        bits: whose codecs; all that are registered, if not given. 32, the plain sum, is always
+        bits: of the codecs to measure; default: all registered. 32, the plain sum, is always
             measured.
-        like: an array where the exchange's vectors are, NumPy or CuPy; None: NumPy.
+        like: an array on the device of the exchange's vectors, NumPy or CuPy; None: NumPy.
 
-    Local. Cost: about 0.2 s and 100 MB, once the kernels are loaded.
+    Local. Cost: about 0.2 s and 100 MB, after the kernels are loaded.
     """
     like = memory.empty(1, np.float32) if like is None else like
     parameters = Parameters({"W": empty_like(like, VALUES, np.float32)})
     vector, residual = parameters.flat, empty_like(like, VALUES, np.float32)
-    # A tile of random numbers, over and over, since making many takes long. As in a model some are
-    # larger than others, on which the time of an entropy code depends.
+    # Repeat a tile of random numbers, since generating many is slow. As in a model, scales
+    # vary: the speed of an entropy code depends on the distribution.
     random = np.random.default_rng(0)
     scales = np.exp(1.5 * random.standard_normal(1 << 8, np.float32))
     tile = random.standard_normal(1 << 16, np.float32) * np.repeat(scales, 1 << 8)
@@ -61,7 +61,7 @@ def measure_kernel_speeds(
 def _codec_speeds(
     codec: Codec, parameters: Parameters, residual: Array
 ) -> tuple[float, float, float]:
-    """Of encoding, of decoding, and of decoding and adding."""
+    """Return the speeds of encoding, of decoding, and of decoding and adding."""
     vector, blocks = parameters.flat, codec.blocks(parameters)
     if not codec.has_fixed_length:
         return _variable_speeds(codec, blocks, vector, residual)
@@ -76,7 +76,7 @@ def _codec_speeds(
     def decode() -> None:
         codec.decode(blocks, payload, vector, add=False)
 
-    def add() -> None:  # what comes from others is read from memory, the sum stays where it is
+    def add() -> None:  # received data come from memory, the sum stays in cache
         for part in parts:
             size = part.values.stop - part.values.start
             codec.decode(part, payload[part.bytes], total[:size], add=True)
@@ -87,7 +87,7 @@ def _codec_speeds(
 def _variable_speeds(
     codec: Codec, blocks: Blocks, vector: Array, residual: Array
 ) -> tuple[float, float, float]:
-    """The same where messages have no fixed length: of pieces, with a step for all of them."""
+    """Return the same speeds for messages of variable length: pieces, with a common step size."""
     piece = blocks.part(0, PIECE_VALUES // codec.block_size)
     message, size = VariableMessage(codec, piece), piece.values.stop
     pieces = [slice(first, first + size) for first in range(0, VALUES, size)]
@@ -114,7 +114,7 @@ def _variable_speeds(
 
 
 def _sum_speed(vector: Array, residual: Array) -> float:
-    """Of adding what comes from others in full precision."""
+    """Return the speed of adding received values in full precision."""
     step = _at_a_time(vector, VALUES, IN_CACHE * 1024)
     total = residual[:step]
 
@@ -127,12 +127,12 @@ def _sum_speed(vector: Array, residual: Array) -> float:
 
 
 def _at_a_time(vector: Array, whole: int, part: int) -> int:
-    """A GPU works on all at once."""
+    """Return the number of units per kernel call: `part` on a CPU, `whole` on a GPU."""
     return part if array_module(vector) is np else whole
 
 
 def _speed(call: Callable[[], None], vector: Array) -> float:
-    """Values a second."""
+    """Return values per second."""
     seconds = []
     for _ in range(REPEATS):
         finish_on_device(vector)

@@ -1,4 +1,4 @@
-"""How fast the links between hosts are, measured before training."""
+"""Measurement of the links between hosts, before training."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from ..communication import Communicator
 from ..communication.messages import PIECE_BYTES
 from .model import Link
 
-SMALL, LARGEST = 1 << 18, 1 << 25  #: bytes of a message; the first are more than links take at once
-ENOUGH_S = 0.05  #: a message that takes so long says enough
-ROUNDS = 20  #: of a message of a few bytes
+SMALL, LARGEST = 1 << 18, 1 << 25  #: bytes of a message; SMALL exceeds a link's burst capacity
+LONG_ENOUGH_S = 0.05  #: duration of a message for an accurate rate
+ROUNDS = 20  #: repetitions of the 8-byte message
 
 
 def measure_link(comm: Communicator, hosts: Sequence[Sequence[int]]) -> Link:
-    """The slowest host's link, while all hosts send and receive at once, in a ring.
+    """Measure the slowest host's link, while all hosts send and receive in a ring.
 
     Args:
-        hosts: the ranks of each.
+        comm: the ranks.
+        hosts: the ranks of each host.
+    Returns:
+        Latency and rate, the same on all ranks. For a single host, those of the memory between
+        ranks.
 
-    With a single host it is the memory between ranks. Collective; the same on all ranks. Cost:
-    some tenths of a second, less on fast links.
+    Collective. Cost: some tenths of a second, less on fast links.
     """
     ring = hosts if len(hosts) > 1 else [(rank,) for rank in range(comm.size)]
     place = next(i for i, ranks in enumerate(ring) if comm.rank in ranks)
@@ -32,23 +35,25 @@ def measure_link(comm: Communicator, hosts: Sequence[Sequence[int]]) -> Link:
     to = from_ = None
     if lane < parallel_ranks:
         to, from_ = ring[(place + 1) % len(ring)][lane], ring[place - 1][lane]
-    few = min(_pass_on(comm, to, from_, 8) for _ in range(ROUNDS))
+    latency_s = min(_pass_on(comm, to, from_, 8) for _ in range(ROUNDS))
 
     def steady(nbytes: int) -> float:
-        _pass_on(comm, to, from_, SMALL)  # what a link takes at once after a rest
+        _pass_on(comm, to, from_, SMALL)  # fills the link's burst capacity
         return _pass_on(comm, to, from_, nbytes)
 
     nbytes, seconds = SMALL, steady(SMALL)
-    while seconds < ENOUGH_S and nbytes < LARGEST:
+    while seconds < LONG_ENOUGH_S and nbytes < LARGEST:
         nbytes *= 4
         seconds = steady(nbytes)
     largest = min(seconds, *(steady(nbytes) for _ in range(2)))
-    rate = parallel_ranks * nbytes / max(largest - few, 1e-9)
-    return Link(few, rate)
+    rate = parallel_ranks * nbytes / max(largest - latency_s, 1e-9)
+    return Link(latency_s, rate)
 
 
 def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int) -> float:
-    """Seconds of the slowest rank to send so much to the next rank, and receive it from another."""
+    """Return the slowest rank's seconds to send `nbytes` to rank `to` while receiving as many from
+    `from_`. Collective.
+    """
     sent, received = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
     messages = comm.messages()
     backoff = messages.backoff()

@@ -1,4 +1,4 @@
-"""The link and the kernels of the ranks at hand, and what the model makes of them."""
+"""Measured link and kernel speeds of the present ranks, and the model's predictions from them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .model import KernelSpeeds, Link, best_bits, exchange_s
 
 @dataclass(frozen=True)
 class Measured:
-    """What says how many bits are fastest.
+    """The measurements behind a choice of bits.
 
     Attributes:
-        ranks: that exchange.
-        ranks_per_host: that first add up among themselves; of uneven hosts the fewest, and then
-            `ranks` are as many as there would be.
+        ranks: number of ranks in the exchange.
+        ranks_per_host: ranks of a host, which first sum among themselves. For uneven hosts the
+            smallest number, and `ranks` is then that number times the number of hosts.
         link: of the slowest host.
-        speeds: of the first rank's kernels, while all ranks ran theirs.
+        speeds: of the first rank's kernels, while all ranks ran their kernels.
     """
 
     ranks: int
@@ -31,12 +31,12 @@ class Measured:
     speeds: KernelSpeeds
 
     def best_bits(self, values: int) -> float:
-        """For a bucket of so many float32. Local."""
+        """Return the best bits for a bucket of `values` float32. Local."""
         local = self.ranks_per_host
         return best_bits(values, self.ranks, self.link, self.speeds, ranks_per_host=local)
 
     def seconds(self, values: int, bits: float) -> float:
-        """What an exchange of a bucket is predicted to take, in a pipeline. Local."""
+        """Return the predicted seconds of a pipelined exchange of a bucket. Local."""
         local = self.ranks_per_host
         cost = exchange_s(values, bits, self.ranks, self.link, self.speeds, ranks_per_host=local)
         return cost.total_s
@@ -54,7 +54,9 @@ class Measured:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it, without what is no limit: rates in bytes and values a second."""
+        """Return a dictionary for JSON, with rates in bytes and values per second. Infinite rates
+        are None (link) or absent (kernels).
+        """
         kernels = {
             name: {str(bits): speed for bits, speed in by_bits.items() if speed < math.inf}
             for name, by_bits in vars(self.speeds).items()
@@ -71,17 +73,19 @@ def measure(
     like: Array | None = None,
     bits: Collection[float] = (),
 ) -> Measured:
-    """Measure links, and the kernels for arrays that are where `like` is (NumPy's if not given).
+    """Measure the links and the kernels.
 
     Args:
-        hosts: the ranks of each, which add up among themselves before they send.
+        comm: the ranks.
+        hosts: the ranks of each host, which sum among themselves before sending.
         block_size: of the codecs.
-        bits: whose codecs; all that are registered, if not given.
+        like: an array on the device of the exchange's vectors; default NumPy.
+        bits: of the codecs to measure; default: all registered.
 
     Collective; the same on all ranks. Cost: some tenths of a second.
     """
     link = measure_link(comm, hosts)
     speeds = measure_kernel_speeds(block_size, bits, like)
-    first = KernelSpeeds(**comm.allgather_object(vars(speeds))[0])  # ranks measure differently
+    first = KernelSpeeds(**comm.allgather_object(vars(speeds))[0])  # speeds differ by rank
     local = min(map(len, hosts))
     return Measured(local * len(hosts), local, link, first)

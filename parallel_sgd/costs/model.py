@@ -1,30 +1,30 @@
-"""What one exchange should take: the stated cost model, in pure functions. No communication here.
+"""The cost model of an exchange, in pure functions. No communication here.
 
-Of n values at b bits on H hosts of L ranks each, with v = b/8 + levels bytes a value, a host sends
-(and receives at the same time) on its one link
+Let n values at b bits, v = b/8 + levels bytes per value, be summed over H hosts of L ranks each. A
+host sends (and receives at the same time) on its only link
 
     bytes = 2 (H-1)/H n v
 
-and a rank's core encodes, adds what it gets as an owner, encodes the sum, and decodes all:
+and a rank's core encodes, adds the received values as an owner, encodes the sum, and decodes all:
 
     kernels = n/L (1 + 1/H) / encode + n/L / decode_add + n / decode
 
-Where L > 1, the ranks of a host first add up in full precision through memory that they share, each
-a part of n/L values: (2 L-1)/L n / decode_add(32 bits) more. A stripe of n/ranks values travels in
-P pieces (`exchange/layout.py`), each of them a message. Messages to H-1 hosts share their
+If L > 1, the ranks of a host first sum in full precision through shared memory, each rank a part of
+n/L values, at an additional (2 L-1)/L n / decode_add(32 bits). A stripe of n/ranks values travels
+in P pieces (`exchange/layout.py`), each of them a message. Messages to H-1 hosts share their
 latencies, but not their overheads:
 
     startup = 2 (latency + (H-1) P message)
 
-While a piece is on the wire the core works on others, so that all of it takes
+While a piece is on the wire, the core works on the remaining pieces, so the total is
 
     total = startup + max(wire, kernels) + min(ends, wire / P)
 
-where the last term is when there is but one of them to do: `ends` is 1/P of what owners do, as all
-ranks must have sent by then, and 1/(H P) of the other kernels. With the MPI library's collectives
-nothing overlaps, and P is the number of buckets. What a core spends on messages, and with TCP on
-bytes, it cannot spend on kernels. docs/planning.md says what is left out, and how far from
-measurements it is.
+The last term is the time at the ends, without overlap: `ends` is 1/P of the owners' kernels, since
+all ranks must have sent by then, and 1/(H P) of the remaining kernels. The MPI library's
+collectives do not overlap, and P is the number of buckets. Core time for messages, and with TCP for
+bytes, is not available to kernels. docs/planning.md lists the omitted terms and the deviation from
+measurements.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ TCP_PAYLOAD = 1448 / 1514  #: payload as a fraction of a full Ethernet frame
 
 @dataclass(frozen=True)
 class Link:
-    """One host's link to all others; each direction has the whole rate, at once.
+    """A host's link to all hosts; each direction has the whole rate, at the same time.
 
     Attributes:
-        latency_s: seconds one way, of a message of a few bytes.
-        bytes_per_s: payload; infinity where it is no limit.
-        core_s_per_byte: of a core, to send a byte and to receive one: what TCP costs, RDMA not.
-        message_s: of a core, to send a message and to receive one; as mpi4py takes over TCP.
+        latency_s: seconds one way, for a message of a few bytes.
+        bytes_per_s: payload; infinity for no limit.
+        core_s_per_byte: core seconds to send a byte and to receive a byte: a cost of TCP, not of
+            RDMA.
+        message_s: core seconds to send a message and to receive a message; default: mpi4py over
+            TCP.
     """
 
     latency_s: float
@@ -66,18 +68,23 @@ class Link:
 
     @staticmethod
     def ethernet(bits_per_s: float, latency_s: float) -> Link:
-        """A link of this rate, less what TCP and Ethernet add to the payload of full frames."""
+        """Return a link of this rate, less the overhead of TCP and Ethernet on full frames.
+
+        Args:
+            bits_per_s: of the link.
+            latency_s: seconds one way.
+        """
         return Link(latency_s, bits_per_s / 8 * TCP_PAYLOAD)
 
 
 @dataclass(frozen=True)
 class KernelSpeeds:
-    """Values a second of one rank on one core, by bits: see `measure_kernel_speeds`.
+    """Values per second of a rank on one core, by bits: see `measure_kernel_speeds`.
 
     Attributes:
-        encode: with error feedback; infinity at 32 bits, which are sent from where they are.
+        encode: with error feedback; infinity at 32 bits, since no encoding is needed.
         decode: infinity at 32 bits, likewise.
-        decode_add: as an owner adds what it has received; at 32 bits a plain sum.
+        decode_add: decoding and adding of received values by an owner; at 32 bits a plain sum.
     """
 
     encode: Mapping[float, float]
@@ -85,12 +92,14 @@ class KernelSpeeds:
     decode_add: Mapping[float, float]
 
     def at(self, bits: float) -> tuple[float, float, float]:
-        """Of encoding, decoding and adding, with the measured number of bits that is nearest."""
+        """Return the speeds of encoding, decoding and adding, for the nearest measured number of
+        bits.
+        """
         nearest = min(self.encode, key=lambda measured: abs(math.log(measured / bits)))
         return self.encode[nearest], self.decode[nearest], self.decode_add[nearest]
 
     def times(self, factor: float) -> KernelSpeeds:
-        """The same kernels, so many times as fast. Local."""
+        """Return the speeds of kernels that are `factor` times as fast. Local."""
         return KernelSpeeds(
             *(
                 {bits: factor * speed for bits, speed in speeds.items()}
@@ -101,13 +110,13 @@ class KernelSpeeds:
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Seconds of one exchange.
+    """Seconds of an exchange.
 
     Attributes:
-        wire_s: on the host's link.
+        wire_s: of the host's link.
         kernels_s: of a rank's core.
         startup_s: latencies and messages.
-        total_s: less than their sum, as far as wire and kernels overlap.
+        total_s: less than the sum of the terms, due to the overlap of wire and kernels.
     """
 
     wire_s: float
@@ -128,21 +137,21 @@ def exchange_s(
     buckets: int = 1,
     cores_per_rank: float = 1.0,
 ) -> ExchangeCost:
-    """What a sum over all ranks should take.
+    """Predict the seconds of a sum over all ranks.
 
     Args:
-        values: of float32, in the vector; at least 1.
-        bits: for which a codec is registered.
-        ranks: how many, a multiple of `ranks_per_host`.
+        values: float32 values of the vector; at least 1.
+        bits: of a registered codec.
+        ranks: number of ranks, a multiple of `ranks_per_host`.
         link: of every host.
-        speeds: of every rank, which has a core of its own.
-        ranks_per_host: that share a link and memory.
+        speeds: of every rank, with a core of its own.
+        ranks_per_host: number of ranks sharing a link and memory.
         pipelined: whether wire and kernels overlap by pieces.
-        buckets: of the vector, each cut into pieces of its own, or summed by its own collectives.
-        cores_per_rank: less than 1 where ranks share cores: kernels then take longer.
+        buckets: of the vector, each with its own pieces, or its own collectives.
+        cores_per_rank: less than 1 for ranks sharing cores: kernels then take longer.
 
     Raises:
-        UserError: the ranks do not fill whole hosts, or the bits are not known.
+        UserError: the ranks do not fill whole hosts, or the bits are unknown.
 
     Local.
     """
@@ -158,9 +167,9 @@ def exchange_s(
     wire_s = max(link_s, sending_s)
     owners_s, rest_s = (s * slower for s in _kernels_s(values, bits, hosts, local, speeds))
     kernels_s = owners_s + rest_s
-    pieces, rounds = buckets, 2 * buckets  # rounds of latency that no other message hides
+    pieces, rounds = buckets, 2 * buckets  # rounds: exposed latencies
     if pipelined:
-        stripe = values / (buckets * ranks)  # is cut as `exchange/layout.py` does
+        stripe = values / (buckets * ranks)  # pieces: see `exchange/layout.py`
         pieces, rounds = buckets * max(math.ceil(stripe / piece_values(bits / 8)), 1), 2
     messages_s = 2 * (hosts - 1) * pieces * link.message_s * slower
     latencies_s = rounds * link.latency_s if hosts > 1 else 0.0
@@ -173,17 +182,18 @@ def exchange_s(
 
 
 def encoded_bytes(values: int, bits: float, block_size: int = 1024, *, code: str = CODE) -> float:
-    """Of so many float32 in full blocks; the last block of a parameter may add some bytes."""
+    """Return the encoded bytes of `values` float32 in full blocks. The last block of a parameter
+    may add some bytes.
+    """
     return codec_for(bits, code=code, block_size=block_size).encoded_bytes(values)
 
 
 def bytes_sent(
     values: int, bits: float, ranks: int, block_size: int = 1024, *, code: str = CODE
 ) -> float:
-    """The bytes that a rank sends to others in an exchange of `values` float32, on average.
+    """Return the average bytes sent by a rank in an exchange of `values` float32.
 
-    Vectors of up to 32 KiB are sent whole at 32 bits, where collectives are used; this is not
-    counted here.
+    Collectives send vectors of up to 32 KiB whole at 32 bits; not included here.
     """
     return 2 * (ranks - 1) / ranks * encoded_bytes(values, bits, block_size, code=code)
 
@@ -197,14 +207,16 @@ def best_bits(
     *,
     ranks_per_host: int = 1,
 ) -> float:
-    """The bits whose exchange takes the fewest seconds; of those within 5 %, the most.
+    """Return the most bits whose exchange takes at most 5 % longer than the fastest.
 
     Args:
-        allowed: what they may be; if not given, all whose `speeds` are known and that learn as 32
-            do (`auto_bits`).
+        values: float32 values of the vector.
+        ranks, link, speeds, ranks_per_host: see `exchange_s`.
+        allowed: the possible bits; default: all bits with known `speeds` that learn like 32 bits
+            (`auto_bits`).
 
-    So where the link is no limit, nobody loses precision for nothing. Local; pure, so that all
-    ranks choose alike from alike arguments.
+    On an unlimited link no precision is lost without gain. Local; a pure function, so equal
+    arguments give equal choices on all ranks.
     """
     seconds = {
         bits: exchange_s(values, bits, ranks, link, speeds, ranks_per_host=ranks_per_host).total_s
@@ -214,7 +226,7 @@ def best_bits(
 
 
 def most_bits_within(seconds: Mapping[float, float]) -> float:
-    """The most bits that take at most `TOLERANCE` times as long as the fastest. Local."""
+    """Return the most bits with at most `TOLERANCE` times the fastest seconds. Local."""
     limit = TOLERANCE * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
 
@@ -222,10 +234,10 @@ def most_bits_within(seconds: Mapping[float, float]) -> float:
 def _kernels_s(
     values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds
 ) -> tuple[float, float]:
-    """Seconds of a core that a rank has to itself: what owners do, and the rest."""
-    if hosts == 1:  # its ranks exchange among themselves, through memory
+    """Return the core seconds of the owners' kernels, and of the rest, for a core per rank."""
+    if hosts == 1:  # ranks exchange directly, through shared memory
         hosts, local, copied = local, 1, bytes_sent(values, bits, local) / 4
-    else:  # into memory that is shared, then the sum of a part over the ranks
+    else:  # copies to shared memory, then each rank sums a part
         copied = values * (2 * local - 1) / local if local > 1 else 0.0
     own, (encode, decode, decode_add) = values / local, speeds.at(bits)
     owners_s = own / decode_add + own / hosts / encode

@@ -1,12 +1,12 @@
-"""What a push to a server and the pull after it should take. No communication here.
+"""The cost model of a push to a server and the following pull. No communication here.
 
-Of a server's n values K workers push b bits each, with v = b/8 + levels bytes a value, and pull 4
-bytes each. All go over the server's one link, and its core decodes one push after the other:
+K workers push a server's n values at b bits, v = b/8 + levels bytes per value, and pull 4 bytes per
+value. All messages share the server's link, and the server's core decodes pushes one by one:
 
     startup = 2 (latency + K message)
     total   = startup + n / encode + K (n v / rate + n / decode + 4 n / rate)
 
-Every worker encodes for itself. What the server's optimizer takes is left out.
+Workers encode in parallel. The server's optimizer is not included.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from .model import LINK_EFFICIENCY, encoded_bytes, most_bits_within
 
 
 def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
-    """Seconds until the pushes of all workers are answered.
+    """Return the seconds until the pushes of all workers are answered.
 
     Args:
-        values: float32, of the server that has most.
-        bits: for which a codec is registered, and whose kernels were measured.
+        values: float32 values of the server with the most values.
+        bits: of a registered codec with measured kernels.
+        workers: number of workers.
+        measured: link and kernel speeds.
 
     Local.
     """
@@ -36,10 +38,11 @@ def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
 def best_push_bits(
     values: int, workers: int, measured: Measured, allowed: Collection[float]
 ) -> float:
-    """The bits of pushes that are answered soonest; of those within 5 %, the most.
+    """Return the most bits whose pushes take at most 5 % longer than the fastest.
 
     Args:
-        allowed: what they may be.
+        values, workers, measured: see `push_s`.
+        allowed: the possible bits.
 
     Local; pure.
     """

@@ -1,4 +1,4 @@
-"""What training on so many nodes should take: every algorithm priced, before anybody runs one."""
+"""Predicted training speed on a cluster: the cost of every algorithm, before any run."""
 
 from .candidates import Candidate, candidates
 from .job import Job, StepCost

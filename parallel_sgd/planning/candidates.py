@@ -1,7 +1,7 @@
-"""The algorithms that a plan prices: seconds of a step, and memory of a rank.
+"""The algorithms of a plan: seconds of a step, and memory of a rank.
 
-Memory is counted in bytes of model, gradient, optimizer, residuals and buffers; what the model
-itself needs to compute its gradient is not known here.
+Memory is in bytes: model, gradient, optimizer, residuals and buffers. The memory for the
+computation of the gradient depends on the model, and is not included.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ..algorithms import (
 from ..compression import auto_bits, codec_for
 from .job import Job, StepCost
 
-BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
-BLOCK_PASSES = 10  #: over the model at the end of a block: see `LocalUpdates`
-PUSH_PASSES = 6  #: of a server over its part, for a push: receive, apply, answer
+BACKWARD = 2 / 3  #: fraction of a step in backward, which completes the gradient gradually
+BLOCK_PASSES = 10  #: passes over the model at the end of a block: see `LocalUpdates`
+PUSH_PASSES = 6  #: passes of a server over its part, for a push: receive, apply, answer
 NODES_PER_SERVER = 8
 
-Memory = dict[str, float]  #: bytes of a rank by what they are for
+Memory = dict[str, float]  #: bytes of a rank by purpose
 
 
 @dataclass(frozen=True)
 class Candidate(ABC):
-    """One algorithm with its options.
+    """An algorithm with its options.
 
     Attributes:
-        bits: a value on the wire.
+        bits: per value on the wire.
     """
 
     bits: float
@@ -42,19 +42,21 @@ class Candidate(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Without the bits."""
+        """The algorithm's name, without the bits."""
 
     @property
     @abstractmethod
     def options(self) -> str:
-        """Of train.py, beside bits and buckets."""
+        """Options of train.py, except for bits and buckets."""
 
     @abstractmethod
     def cost_in(self, job: Job, buckets: int) -> StepCost:
-        """Of a step, where vectors are cut into so many buckets."""
+        """Return the cost of a step with vectors cut into `buckets` buckets."""
 
     def cost(self, job: Job) -> StepCost:
-        """Of a step, with the default's buckets unless fewer save more than 1 %."""
+        """Return the cost of a step with the default number of buckets, or with fewer buckets if
+        these save more than 1 %.
+        """
         default, *fewer = [self.cost_in(job, n) for n in job.bucket_counts]
         best = min([default, *fewer], key=lambda cost: cost.total_s)
         return default if default.total_s <= 1.01 * best.total_s else best
@@ -63,7 +65,7 @@ class Candidate(ABC):
         return True
 
     def memory(self, job: Job) -> Memory:
-        """Of a rank that trains."""
+        """Return the memory of a rank that trains."""
         vector = 4.0 * job.parameters
         memory = {
             "model": vector,
@@ -72,7 +74,7 @@ class Candidate(ABC):
             "residuals": 0.0,
             "buffers": vector,
         }
-        if self.bits < 32:  # what is sent and what is received, and what both have lost
+        if self.bits < 32:  # buffers to send and to receive, residuals of both
             memory["residuals"] = vector * (1 + 1 / job.ranks)
             room = codec_for(self.bits).room_bytes(job.parameters)
             of_this_host = vector * (1 - 1 / job.ranks_per_node)
@@ -82,10 +84,10 @@ class Candidate(ABC):
 
 @dataclass(frozen=True)
 class DataParallel(Candidate):
-    """Every step sums the gradients.
+    """Data-parallel SGD: every step sums the gradients.
 
     Attributes:
-        overlap: whether what the backward pass has finished is exchanged while it goes on.
+        overlap: whether gradients are exchanged during backward.
     """
 
     overlap: bool = False
@@ -101,7 +103,7 @@ class DataParallel(Candidate):
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange = job.exchange(self.bits, buckets)
         total_s = job.step_s + exchange.total_s
-        if self.overlap:  # of wire: the core that encodes is the one that computes
+        if self.overlap:  # hides wire time only: encoding shares the core
             forward_s = (1 - BACKWARD) * job.step_s
             last_bucket_s = min(exchange.kernels_s, exchange.wire_s) / buckets
             busiest_s = max(job.step_s + exchange.kernels_s, forward_s + exchange.wire_s)
@@ -112,7 +114,9 @@ class DataParallel(Candidate):
 
 @dataclass(frozen=True)
 class DoubleBuffered(Candidate):
-    """The sum of a step's gradients runs beside the next step, and is a step late."""
+    """Double buffering: the sum of a step's gradients overlaps the next step, and is applied a step
+    late.
+    """
 
     name = "double buffering"
     options = "--double-buffering"
@@ -130,7 +134,7 @@ class DoubleBuffered(Candidate):
 
 @dataclass(frozen=True)
 class Blocks(Candidate):
-    """Local updates that meet at the end of a block of the algorithm's default length."""
+    """Local updates, synchronized after each block of the algorithm's default length."""
 
     algorithm: type[LocalUpdates]
 
@@ -148,7 +152,7 @@ class Blocks(Candidate):
         return f"--algorithm {self.name.replace(' ', '-').lower()}"
 
     def steps(self, job: Job) -> int:
-        """Of a rank in a block."""
+        """Return a rank's number of steps in a block."""
         return _steps(self.algorithm.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
@@ -171,9 +175,9 @@ class Blocks(Candidate):
 
 @dataclass(frozen=True)
 class Servers(Candidate):
-    """Asynchronous SGD: pushes and pulls of the whole model, servers on nodes of their own.
+    """Asynchronous SGD: pushes and pulls of the whole model, with servers on dedicated nodes.
 
-    A worker's push and pull follow each other; the servers' links carry both at once.
+    A worker's push and pull are sequential; the servers' links carry both directions at once.
     """
 
     name = "parameter servers"
@@ -186,7 +190,7 @@ class Servers(Candidate):
         return max(1, job.nodes // NODES_PER_SERVER)
 
     def steps(self, job: Job) -> int:
-        """Of a worker between pushes."""
+        """Return a worker's number of steps between pushes."""
         return _steps(DataParallelASGD.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
@@ -209,19 +213,21 @@ class Servers(Candidate):
         )
 
     def memory(self, job: Job) -> Memory:
-        """Of a worker, which keeps what it sends until it has been sent."""
+        """Return the memory of a worker, including the buffer of a push in flight."""
         memory = super().memory(job)
         return memory | {"buffers": memory["model"]}
 
     def server_memory(self, job: Job) -> float:
-        """Bytes of a server: its part of model and optimizer, and of one push of every worker."""
+        """Return a server's bytes: its part of the model, of the optimizer, and of a push per
+        worker.
+        """
         workers = (job.nodes - self.servers(job)) * job.ranks_per_node
         vectors = 1 + job.optimizer_vectors + workers
         return 4.0 * job.parameters / self.servers(job) * vectors
 
 
 def _steps(period: Period, job: Job) -> int:
-    """Minibatches of a rank in a period."""
+    """Return a rank's number of minibatches in a period."""
     samples = period.samples_on(1)
     if samples is not None:
         return -(-samples // job.minibatch)
@@ -230,7 +236,7 @@ def _steps(period: Period, job: Job) -> int:
 
 
 def candidates(job: Job) -> list[Candidate]:
-    """All that are possible on these nodes, in the order of a table."""
+    """Return all candidates possible on these nodes, in table order."""
     most_first = sorted(auto_bits(), reverse=True)
     block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
     every: list[Candidate] = [

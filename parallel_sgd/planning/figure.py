@@ -27,9 +27,9 @@ def draw(
     Args:
         path: of the figure.
         form: "png", "svg", …
-        nodes: where the lines have points.
-        job: on the number of nodes that was asked about.
-        described: what it is, in words.
+        nodes: the numbers of nodes to plot.
+        job: on the number of nodes in question.
+        described: the job in words.
         pyplot: Matplotlib's.
     """
     figure, axes = pyplot.subplots(figsize=(10, 6), layout="constrained")

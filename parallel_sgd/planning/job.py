@@ -1,4 +1,4 @@
-"""What is to be trained and where; what a step of it costs."""
+"""The job of a plan: model and cluster, and the cost of a training step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..exchange import TransportOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model, a cluster, and how fast its ranks are.
+    """A model, a cluster, and the speed of its ranks.
 
     Attributes:
-        nodes: machines, each with one link.
-        ranks_per_node: that share it.
+        nodes: machines with one link each.
+        ranks_per_node: ranks sharing a node's link.
         link: of every node.
-        parameters: values of the model, float32.
-        step_s: seconds in which a rank alone computes its part of a minibatch, and updates.
-        minibatch: samples of one rank in a step, however many ranks there are.
-        optimizer_vectors: that the optimizer keeps beside the model, as long as that.
+        parameters: number of float32 values of the model.
+        step_s: seconds of a rank alone for its part of a minibatch and the update.
+        minibatch: samples of a rank in a step, for any number of ranks.
+        optimizer_vectors: number of the optimizer's vectors, each of the model's size.
         speeds: of a rank's kernels.
     """
 
@@ -37,17 +37,17 @@ class Job:
         return self.nodes * self.ranks_per_node
 
     def on(self, nodes: int) -> Job:
-        """The same on another number of nodes."""
+        """Return the same job on another number of nodes."""
         return replace(self, nodes=nodes)
 
     @property
     def bucket_counts(self) -> list[int]:
-        """Into how many buckets the vector may be cut: as by default, or fewer."""
+        """Numbers of buckets to consider: the default, and fewer."""
         most = max(1, self.parameters // TransportOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
     def exchange(self, bits: float, buckets: int) -> ExchangeCost:
-        """Of one sum over all ranks of a vector as long as the model."""
+        """Return the cost of a sum over all ranks of a vector of the model's size."""
         return exchange_s(
             self.parameters,
             bits,
@@ -59,22 +59,22 @@ class Job:
         )
 
     def passes_s(self, passes: float) -> float:
-        """Seconds of so many passes over the model in memory."""
+        """Return the seconds of a number of passes over the model in memory."""
         return passes * self.parameters / self.speeds.decode_add[32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Seconds of a step; on average, where not all steps are alike.
+    """Seconds of a step, averaged over different kinds of steps.
 
     Attributes:
-        compute_s: of the model, what a rank alone would take.
+        compute_s: of the model, for a rank alone.
         kernels_s: of a core: encoding, adding, decoding.
         wire_s: of a node's link.
         startup_s: latencies and messages.
         total_s: of the whole step.
-        training: the part of the nodes whose ranks train.
-        buckets: into which the vector is cut.
+        training: fraction of nodes with ranks that train.
+        buckets: number of buckets of the vector.
     """
 
     compute_s: float
@@ -87,10 +87,10 @@ class StepCost:
 
     @property
     def hidden_s(self) -> float:
-        """How much of the four terms runs beside others."""
+        """Seconds of the four terms hidden by overlap."""
         return self.compute_s + self.kernels_s + self.wire_s + self.startup_s - self.total_s
 
     @property
     def efficiency(self) -> float:
-        """Samples a second of each node, against a node that need not wait for others."""
+        """Samples per second of a node, relative to a node without communication."""
         return self.training * self.compute_s / self.total_s

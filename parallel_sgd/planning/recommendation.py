@@ -1,4 +1,4 @@
-"""Which algorithm to take, and why."""
+"""The recommended algorithm for a job, with the reason."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ..costs import TOLERANCE
 from .candidates import Blocks, Candidate, DataParallel, candidates
 from .job import Job
 
-FASTER = 1.25  #: times as fast must be what changes the result
+WORTHWHILE_SPEEDUP = 1.25  #: minimum for an algorithm with results unlike serial SGD's
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """
+    """A recommended algorithm.
+
     Attributes:
-        choice: what to take.
+        choice: the recommended candidate.
         options: of train.py.
-        reason: two sentences: what for, and what to keep in mind.
+        reason: two sentences: the advantage, and a caveat.
     """
 
     choice: Candidate
@@ -28,32 +29,33 @@ class Recommendation:
 
 
 def recommend(job: Job) -> Recommendation:
-    """The fastest that trains as serial SGD does, unless something else is much faster.
+    """Recommend the fastest algorithm equivalent to serial SGD, unless another is much faster.
 
-    Of what is as fast within 5 %, the one that does not overlap, and with the most bits. Local.
+    Among candidates within 5 % of the fastest, those without overlap are preferred, then those with
+    the most bits. Local.
     """
     every = candidates(job)
-    same = _simplest_of_fastest([c for c in every if isinstance(c, DataParallel)], job)
+    base = _simplest_of_fastest([c for c in every if isinstance(c, DataParallel)], job)
     blocks = _simplest_of_fastest(
         [c for c in every if isinstance(c, Blocks) and c.algorithm is BlockMomentumSGD], job
     )
-    efficiency, faster = same.cost(job).efficiency, blocks.cost(job).efficiency
-    if faster < FASTER * efficiency:
+    efficiency, faster = base.cost(job).efficiency, blocks.cost(job).efficiency
+    if faster < WORTHWHILE_SPEEDUP * efficiency:
         rest = (
             f"; block momentum would keep {faster:.0%}" if faster > TOLERANCE * efficiency else ""
         )
         return Recommendation(
-            same,
-            _options(same, job),
-            f"{title(same)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, as fast within "
-            f"5 % as any algorithm that trains as serial SGD does{rest}. {_about(same)} a "
+            base,
+            _options(base, job),
+            f"{title(base)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, as fast within "
+            f"5 % as any algorithm that trains as serial SGD does{rest}. {_notes(base)} a "
             f"minibatch of {job.ranks * job.minibatch} samples wants a learning rate of its own.",
         )
     return Recommendation(
         blocks,
         _options(blocks, job),
         f"{title(blocks)} keeps {faster:.0%} of the speed of {_nodes(job)}, where gradients in "
-        f"every step keep {efficiency:.0%} at most ({title(same)}). It changes the result: after "
+        f"every step keep {efficiency:.0%} at most ({title(base)}). It changes the result: after "
         "the same samples on 64 ranks it ended 0.45 nats behind serial SGD (model averaging: "
         "0.77), with blocks of 4 bits as with 32, while signs are unstable there "
         "(docs/experiments.md).",
@@ -61,8 +63,13 @@ def recommend(job: Job) -> Recommendation:
 
 
 def sensitivity(job: Job, chosen: Candidate) -> list[tuple[str, Candidate]]:
-    """What would be recommended if the kernels were faster or slower than they were measured, as
-    they are under load: how, and what, where it is something else. Local."""
+    """Return different recommendations for half and twice the measured kernel speeds.
+
+    Measured kernels are slow under load. Local.
+
+    Returns:
+        A list of (change of speed, recommended candidate), without candidates equal to `chosen`.
+    """
     found = []
     for factor, how in ((0.5, "half as fast"), (2.0, "twice as fast")):
         other = recommend(replace(job, speeds=job.speeds.times(factor))).choice
@@ -72,12 +79,12 @@ def sensitivity(job: Job, chosen: Candidate) -> list[tuple[str, Candidate]]:
 
 
 def title(candidate: Candidate) -> str:
-    """Its name with the bits."""
+    """Return a candidate's name with the bits."""
     return f"{candidate.name}, {candidate.bits} bit"
 
 
 def _simplest_of_fastest(among: Sequence[Candidate], job: Job) -> Candidate:
-    """The first that takes no more than 5 % longer than the fastest."""
+    """Return the first candidate within 5 % of the fastest."""
     seconds = [c.cost(job).total_s for c in among]
     limit = TOLERANCE * min(seconds)
     return next(c for c, total_s in zip(among, seconds, strict=True) if total_s <= limit)
@@ -91,10 +98,10 @@ def _options(choice: Candidate, job: Job) -> str:
     return " ".join(word for word in words if word)
 
 
-def _about(same: Candidate) -> str:
-    if same.bits == 32:
+def _notes(base: Candidate) -> str:
+    if base.bits == 32:
         return "Its result is that of serial SGD on larger minibatches, but"
-    trained = "4 bits and more" if same.bits >= 4 else f"{same.bits:g} bit"
+    trained = "4 bits and more" if base.bits >= 4 else f"{base.bits:g} bit"
     return (
         f"With error feedback, which is on by default, {trained} trained as well as 32 "
         "(docs/experiments.md), and"
