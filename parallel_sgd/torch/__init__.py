@@ -1,4 +1,4 @@
-"""PyTorch models on the ranks of MPI: every algorithm, for a model and a loop of your own."""
+"""Training of PyTorch models on MPI ranks: every algorithm, for your own model and loop."""
 
 from . import plain_tensors  # noqa: F401  (checkpoints can hold tensors)
 from .ddp.hook import hook, hook_state

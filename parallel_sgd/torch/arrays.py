@@ -1,4 +1,4 @@
-"""PyTorch's tensors as arrays, and arrays as tensors: the same memory, seen from either side."""
+"""Conversion between PyTorch tensors and arrays that share their memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ..kernels import array_module
 
 Array = Any  #: a NumPy or CuPy array
 
-FLOATS = (torch.float16, torch.float32, torch.float64)  #: that arrays have
+FLOATS = (torch.float16, torch.float32, torch.float64)  #: dtypes that arrays have, too
 COMPLEX = (torch.complex64, torch.complex128)
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """A tensor's values, without its gradient: NumPy's on the CPU, CuPy's on a GPU.
+    """Return a tensor's values as an array: NumPy's for the CPU, CuPy's for a GPU.
 
     Args:
-        tensor: of any shape and strides, dense, of a dtype that arrays have: bfloat16 has none.
+        tensor: dense, of any shape and strides, of a dtype that arrays have (not bfloat16). Its
+            gradient is ignored.
     Returns:
-        An array of the same memory, shape and dtype: what is written to one is seen in the other.
+        An array of the same memory, shape and dtype: a write to either is visible in both.
     Raises:
-        UserError: the tensor's device or dtype has no arrays, or CuPy is missing.
+        UserError: arrays do not exist for the tensor's device or dtype, or CuPy is missing.
 
-    Local. Nothing is copied. On a GPU what PyTorch's current stream still does to the tensor comes
-    before what CuPy's current stream does next; for the way back there is `on_default_stream`.
+    Local. No copy. On a GPU, pending work on PyTorch's current stream is ordered before later work
+    on CuPy's current stream. For the opposite order see `on_default_stream`.
     """
     tensor = tensor.detach()
     kind = tensor.device.type
@@ -46,14 +47,14 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """An array's values as a tensor: on the CPU of NumPy's, on its GPU of CuPy's.
+    """Return an array's values as a tensor: on the CPU for NumPy, on the array's GPU for CuPy.
 
     Args:
         array: of any shape, writable, of a dtype that tensors have.
     Returns:
-        A tensor of the same memory, shape and dtype, which needs no gradient.
+        A tensor of the same memory, shape and dtype, without a gradient.
 
-    Local. Nothing is copied.
+    Local. No copy.
     """
     if array_module(array) is np:
         return torch.from_numpy(array)
@@ -61,8 +62,9 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def host_array(tensor: torch.Tensor) -> Any:
-    """A tensor's values as an array of NumPy's, of its shape, on the CPU; of a float or complex
-    dtype that NumPy lacks in float32 or complex64, which hold them all. Local."""
+    """Return a tensor's values as a NumPy array of its shape, on the CPU. Float and complex dtypes
+    unknown to NumPy become float32 and complex64, without loss. Local.
+    """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = tensor if tensor.dtype in COMPLEX else tensor.to(torch.complex64)
@@ -72,18 +74,17 @@ def host_array(tensor: torch.Tensor) -> Any:
 
 
 def checksum_of(tensor: torch.Tensor, before: int = 0) -> int:
-    """CRC-32 of a dense tensor's bytes, after those of others. Local."""
+    """Return the CRC-32 of a dense tensor's bytes, continued from the checksum `before`. Local."""
     values = tensor.detach().flatten().contiguous().view(torch.uint8)
     return zlib.crc32(values.cpu().numpy(), before)
 
 
 @contextmanager
 def on_default_stream(device: torch.device) -> Iterator[None]:
-    """For a `with` block a GPU is the current one, and PyTorch works on the stream that CuPy works
-    on, the default one.
+    """Make a GPU current, and its default stream PyTorch's current stream, for a `with` block.
 
-    What it has begun on a stream of the program's choice comes before, and what it begins there
-    afterwards comes after the block. Nothing on a CPU. Local; waits for nothing.
+    CuPy works on the default stream. Earlier work on the program's current stream is ordered before
+    the block, and later work there after the block. No effect on the CPU. Local; does not wait.
     """
     if device.type != "cuda":
         yield
@@ -98,8 +99,9 @@ def on_default_stream(device: torch.device) -> Iterator[None]:
 
 
 def finish_on_stream(tensor: torch.Tensor) -> None:
-    """Wait until PyTorch's current stream of a tensor's GPU is done: before another thread goes on.
-    Local."""
+    """Wait for PyTorch's current stream on a tensor's GPU, before another thread continues.
+    Local.
+    """
     if tensor.device.type == "cuda":
         torch.cuda.current_stream(tensor.device).synchronize()
 

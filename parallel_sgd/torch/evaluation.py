@@ -1,4 +1,4 @@
-"""Means over the samples of all ranks."""
+"""Sums of metrics over this rank's batches, for means over all ranks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from ..training.session.objective import numbers_of
 from ..validation import function, kind_of
 
 Score = Callable[..., Mapping[str, Any]]
-"""Given a module and a batch, the mean of each metric over its samples, by name."""
+"""Maps a module and the parts of a batch to the mean of each metric over its samples, by name."""
 
 
 def sums_over(
     batches: Iterable[Any], model: Any, score: Score, samples: Samples | None = None
 ) -> tuple[dict[str, float], int]:
-    """This rank's sum of each metric, and its number of samples. Local.
+    """Return this rank's sum of each metric, and its number of samples. Local.
 
     Args:
-        samples: counts those of a batch; None: see `training.batches.samples_in`.
+        batches: this rank's batches.
+        model: the first argument of `score`.
+        score: see `Score`.
+        samples: maps a batch to its number of samples; None: see
+            `training.session.batches.samples_in`.
     Raises:
-        UserError: an argument is not as required; the samples of a batch cannot be counted; or its
-            metrics are other ones than those before it.
+        UserError: an argument is not as required, the samples of a batch cannot be counted, or the
+            names of the metrics differ between batches.
     """
     try:
-        each = iter(batches)  # also of an object that has __getitem__ alone
+        each = iter(batches)  # works with __getitem__ alone, too
     except TypeError:
         raise UserError(
             f"batches must be an iterable, such as a DataLoader or a list: it is {kind_of(batches)}"
@@ -38,7 +42,7 @@ def sums_over(
     total = 0
     for batch in each:
         count = samples_in(batch, samples)
-        if count == 0:  # of which no mean is a number
+        if count == 0:  # the mean is not a number
             continue
         values = numbers_of("score", score(model, *parts_of(batch)))
         if sums and values.keys() != sums.keys():
@@ -50,5 +54,7 @@ def sums_over(
 
 
 def parts_of(batch: Any) -> list[Any]:
-    """What a score is given of a batch: its parts, or itself where it has none. Local."""
+    """Return the arguments that a score gets for a batch: its parts, or the undivided batch.
+    Local.
+    """
     return [*batch] if isinstance(batch, tuple | list) and not is_leaf(batch) else [batch]

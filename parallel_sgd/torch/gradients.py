@@ -21,44 +21,46 @@ from .scaling import Scaling
 Array = Any  #: a NumPy or CuPy array
 
 UNUSED, LATE = 1, 1 << 20
-"""In a note to the other ranks: a parameter has no gradient here; a part of one comes late."""
+"""Flags to all ranks: a parameter has no gradient on this rank; this rank has a late part."""
 
-SMALL = 1e-6  #: what `torch.nn.utils.clip_grad_norm_` adds to a norm
+SMALL = 1e-6  #: added to a norm, as in `torch.nn.utils.clip_grad_norm_`
 
 
 @dataclass
 class GradientUse:
-    """Of a minibatch whose gradient is under way: which parameters have one on this rank.
+    """The parameters with a gradient on this rank, for a minibatch in flight.
 
     Attributes:
-        here: by parameter.
-        agreed: whether the ranks ask each other, since some lack one; None until that is known.
+        local: for each parameter, whether this rank has a gradient.
+        agreed: whether some rank lacks a gradient, so that the ranks exchange `local`; None until
+            known.
     """
 
-    here: Sequence[bool]
+    local: Sequence[bool]
     agreed: bool | None = None
 
 
 class Gradients:
-    """
+    """Gather, weight, unscale, complete and clip the gradients of each minibatch.
+
     Args:
-        module: whose gradients.
+        module: the module of the gradients.
         comm: the ranks that train.
-        mean: whether a loss is the mean over its samples, or their sum.
-        divides: whether the optimizer is given the mean gradient, and a pass divides by samples.
-        clip_norm: the largest norm that an optimizer is given; None: any.
-        scaling: of the loss; None: there is none.
-        overlap: where gradients are exchanged while backward goes on.
-        together: whether the ranks agree on every minibatch.
-        notes: what the ranks have told each other as they agreed on the present one.
+        mean: whether the loss is the mean over its samples; otherwise their sum.
+        divides: whether the gradient is divided by samples, for an optimizer of mean gradients.
+        clip_norm: the largest norm of a gradient for the optimizer; None: no clipping.
+        scaling: the loss scale; None: no scaling.
+        overlap: the overlapped exchange; None: no overlap.
+        synchronous: whether all ranks agree on every minibatch.
+        gathered_flags: returns the sum of all ranks' flags for the present minibatch.
         sum_late: sums a vector over the ranks.
 
     Attributes:
-        unit: how many samples a gradient of 1 stands for in the module's vector; of an optimizer
-            that divides by the samples there is then nothing left to divide, as long as minibatches
-            have as many as the first one had. Residuals have the same unit, so it stays.
-        norm: of the latest gradient, before it was clipped.
-        overflow: whether the present minibatch is left out, for an overflow.
+        unit: the number of samples represented by a gradient of 1 in the module's vector: see
+            `settle_unit`. Residuals have the same unit, so the unit of synchronous ranks is
+            constant.
+        norm: of the latest gradient, before clipping.
+        overflow: whether the present minibatch is skipped because of an overflow.
     """
 
     def __init__(
@@ -71,24 +73,27 @@ class Gradients:
         clip_norm: float | None,
         scaling: Scaling | None,
         overlap: Overlap | None,
-        together: bool,
+        synchronous: bool,
         gathered_flags: Callable[[], int],
         sum_late: Callable[[Array], None],
     ) -> None:
         self._module, self._comm, self._mean, self._clip_norm = module, comm, mean, clip_norm
         self._divides = divides
-        self._scaling, self._overlap, self._together = scaling, overlap, together
+        self._scaling, self._overlap, self._synchronous = scaling, overlap, synchronous
         self._gathered_flags, self._sum_late = gathered_flags, sum_late
         self._under_way: deque[GradientUse] = deque()
         self._late = self.overflow = False
-        self.unit = 0  # nothing has one yet
+        self.unit = 0  # unset
         self.norm: float | None = None
 
     def gather(self, samples: int) -> GradientUse:
-        """Put this rank's gradients, counted by its samples, into the module's vector. Local.
+        """Put this rank's gradients, weighted by its samples, into the module's vector. Local.
 
+        Returns:
+            The parameters with a gradient on this rank.
         Raises:
-            UserError: there are samples, but no gradients; or none, but gradients have been sent.
+            UserError: there are samples but no gradients, or no samples but gradients have been
+                sent.
         """
         module, self._late, self.overflow = self._module, False, False
         if samples == 0:
@@ -114,44 +119,51 @@ class Gradients:
         return GradientUse(used)
 
     def settle_unit(self, samples: int, agree: Callable[[int], int]) -> None:
-        """See that there is a unit: where ranks train together the samples of the first minibatch.
+        """Set `unit` before a minibatch.
+
+        Without a division by samples: 1. For independent ranks: this rank's samples. For
+        synchronous ranks: the samples of all ranks in the first minibatch, so later minibatches of
+        the same size need no division.
 
         Args:
-            samples: of this rank in the present one.
-            agree: sums a number over the ranks; called by all of them in their first steps.
+            samples: of this rank in the present minibatch.
+            agree: sums a number over the ranks; all synchronous ranks call it in their first steps.
         """
         if not self._divides:
             self.unit = 1
-        elif not self._together:
+        elif not self._synchronous:
             self.unit = samples or 1
         elif self.unit == 0:
-            self.unit = agree(samples)  # still 0 where no rank has any
+            self.unit = agree(samples)  # still 0 if no rank has samples
 
     def flags(self, used: GradientUse) -> int:
-        """What the other ranks are to hear of the minibatch. Local."""
-        return UNUSED * (not all(used.here)) + LATE * self._late
+        """Return this rank's flags for the present minibatch. Local."""
+        return UNUSED * (not all(used.local)) + LATE * self._late
 
     def begin(self, used: GradientUse) -> None:
-        """The gradient is under way. Local."""
+        """Record a gradient as in flight. Local."""
         self._under_way.append(used)
 
     def skip(self, used: GradientUse) -> None:
-        """No rank has a sample in this minibatch: its gradient, if any, will not be applied."""
+        """Drop the record of a minibatch whose gradient will not be applied. Local."""
         self._under_way = deque(other for other in self._under_way if other is not used)
 
     def forget(self) -> None:
-        """No gradient is under way: training has failed. Local."""
+        """Drop the records of all gradients in flight, after a failure. Local."""
         self._under_way.clear()
 
     def prepare(self, gradient: Array, samples: int) -> bool:
-        """Complete and clip a sum over samples that the optimizer is about to be given.
+        """Add late parts to a gradient sum and clip the result, just before the optimizer step.
 
+        Args:
+            gradient: sum over the samples of all ranks, in units of `unit`; changed in place.
+            samples: of all ranks.
         Returns:
-            Whether it is to be applied.
+            Whether the gradient is to be applied.
 
-        Collective where a part comes late, which all ranks know.
+        Collective if any rank has a late part, which the flags tell all ranks; otherwise local.
         """
-        if self.overflow and not self._together:
+        if self.overflow and not self._synchronous:
             return False
         whole = as_tensor(gradient)
         if self._gathered_flags() >= LATE:
@@ -168,14 +180,14 @@ class Gradients:
         return True
 
     def used_by_any(self) -> Sequence[bool]:
-        """Of the gradient that is about to be applied: which parameters have one, on any rank.
+        """Return, for each parameter, whether any rank has a gradient for the next update.
 
-        Collective where the ranks have told each other that some lack one.
+        Collective if the flags say that some rank lacks a gradient; otherwise local.
         """
-        if not self._under_way:  # a checkpoint has brought the gradient
+        if not self._under_way:  # the gradient is from a checkpoint
             return [True] * len(self._module.tensors)
         used = self._under_way.popleft()
-        asked = self._gathered_flags() % LATE > 0 if used.agreed is None else used.agreed
-        if not (self._together and asked):
-            return used.here
-        return [n > 0 for n in self._comm.sum_integers(np.array(used.here, np.int64)).tolist()]
+        exchange = self._gathered_flags() % LATE > 0 if used.agreed is None else used.agreed
+        if not (self._synchronous and exchange):
+            return used.local
+        return [n > 0 for n in self._comm.sum_integers(np.array(used.local, np.int64)).tolist()]

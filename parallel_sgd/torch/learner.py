@@ -1,4 +1,4 @@
-"""A PyTorch model, trained by the ranks together."""
+"""The learner for PyTorch models: a module's parameters, trained by all ranks."""
 
 from __future__ import annotations
 
@@ -40,56 +40,60 @@ Reduction = Literal["mean", "sum"]
 
 
 class Learner(ArrayLearner):
-    """Trains a PyTorch model with the gradients that `backward` leaves on each rank.
+    """Train a PyTorch model with the gradients that `backward` leaves on each rank.
 
-    The ranks together take the step that one process would take with the minibatches of all ranks
-    as one. With a loss that is the mean over a rank's minibatch, gradients count by their samples,
+    All ranks together take the step of a single process whose minibatch is the union of their
+    minibatches. With n_k samples and gradient g_k on rank k, and a loss that is the mean over a
+    rank's minibatch,
 
         g = sum_k n_k g_k / sum_k n_k
 
-    and with one that is the sum, they are added up. Nobody divides by the number of ranks.
+    With a loss that is the sum over a minibatch, g = sum_k g_k. The number of ranks is never a
+    divisor.
 
     Args:
-        model: any module whose trainable parameters are float32 (or float64) and on one device.
-            They become views of one vector, with rank 0's values; frozen parameters and buffers
-            become rank 0's, too.
-        optimizer: of PyTorch's, made of the model's parameters, in any groups; or one of
-            `parallel_sgd`'s. `step` calls it.
+        model: any module whose trainable parameters are all float32 or all float64, and on one
+            device. They become views of one vector. Trainable and frozen parameters and buffers
+            start with rank 0's values.
+        optimizer: a PyTorch optimizer of the model's parameters, in any parameter groups, or an
+            optimizer of `parallel_sgd`. `step` calls it.
         algorithm: how the ranks train together.
         comm: the ranks.
-        reduction: "mean" or "sum": what the loss is over the samples of a minibatch.
-        clip_norm: the gradient of all ranks is scaled down to this norm, where it is larger, before
-            the optimizer is given it.
-        scaler: a `torch.amp.GradScaler`, where the loss is scaled by it. `step` unscales, and
-            updates it; where a gradient overflows on any rank, all skip the minibatch, and the
-            residuals stay as they were. (Where ranks train alone for a while, each by itself.)
-        buffers: what becomes of BatchNorm's statistics and the like in `evaluation` and `finish`:
-            all ranks have the "mean" of them, or those of the "first" rank, or each its own,
-            "local". In training every rank goes on with its own. None: "mean", and rank 0 warns of
-            the first buffer beside BatchNorm's that differs between the ranks, such as a queue.
-        sync_perf_stats, minibatch_size, commit_every: as of `parallel_sgd.Learner`.
-        not_finite, most_skipped, compare_every: likewise. What `not_finite` leaves out takes
-            BatchNorm's statistics along: they are what they were before.
+        reduction: "mean" or "sum": how the loss reduces over the samples of a minibatch.
+        clip_norm: the largest norm of the gradient of all ranks. A larger gradient is scaled down
+            to this norm before the optimizer step. None: no clipping.
+        scaler: the `torch.amp.GradScaler` of the loss, if any. `step` unscales the gradients and
+            updates the scaler. If a gradient overflows on any rank, all ranks skip the minibatch,
+            and the residuals stay unchanged. (While ranks train independently, each rank decides
+            alone.)
+        buffers: how `evaluation` and `finish` synchronize buffers such as BatchNorm's statistics:
+            "mean" over the ranks, those of the "first" rank, or "local" for no synchronization.
+            During training every rank keeps its own buffers. None: "mean", and rank 0 warns of the
+            first buffer outside BatchNorm that differs between ranks, such as a queue.
+        sync_perf_stats, minibatch_size, commit_every: see `parallel_sgd.Learner`.
+        not_finite, most_skipped, compare_every: see `parallel_sgd.Learner`. If `not_finite` skips a
+            minibatch, BatchNorm's statistics are restored to their values before that minibatch.
     Raises:
-        UserError: on all ranks, naming what of the model, the optimizer or the options cannot be
-            trained with, or differs between the ranks.
+        UserError: on all ranks, if the model, the optimizer or an option does not support training
+            or differs between ranks. The message names the cause.
 
     Attributes:
-        model, reduction: as they were given.
+        model, reduction: as given.
 
-    `step` leaves no gradients behind, so that ``zero_grad`` is not needed. The optimizer's own
-    ``step`` is refused as long as the learner is open; schedulers of learning rates go on as they
-    are. A parameter that no rank has used is left alone by the optimizer, as PyTorch does; one that
-    some have used counts as zero on the others. Checkpoints hold the optimizer's state, all
-    residuals, buffers, the loss scale, and PyTorch's random generators.
+    `step` clears all gradients, so ``zero_grad`` is not needed. Calls of the optimizer's own
+    ``step`` raise a UserError until the learner is closed. Learning rate schedulers work as usual.
+    If no rank has used a parameter, the optimizer leaves that parameter unchanged, as PyTorch does.
+    If only some ranks have used a parameter, its gradient is zero on the remaining ranks.
+    Checkpoints hold the optimizer's state, all residuals, buffers, the loss scale, and the states
+    of PyTorch's random generators.
 
-    As soon as backward has completed a gradient, it lies in the learner's `gradient`, of which the
-    parameter's ``grad`` is then a view.
+    As soon as backward completes a gradient, the gradient is moved into the learner's `gradient`,
+    and the parameter's ``grad`` is a view of its place there.
 
-    Collective. Memory: the gradient, which is where PyTorch's would be, and what the algorithm
-    needs; with ``overlap=True`` a second gradient. Cost: each gradient is copied once, and read
-    once more, to see that it is finite; and some 7 microseconds a parameter, where PyTorch's own
-    backward and optimizer take 20 (1,000 parameters of 16 values, SGD with momentum, one core).
+    Collective. Memory: the gradient, in place of PyTorch's own gradients, and the algorithm's
+    state; with ``overlap=True`` a second gradient. Cost: one copy of each gradient and one more
+    read to check for non-finite values; about 7 microseconds per parameter, compared with 20 for
+    PyTorch's backward and optimizer (1,000 parameters of 16 values, SGD with momentum, one core).
 
     >>> import torch, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -148,24 +152,24 @@ class Learner(ArrayLearner):
             return rule_of(optimizer, made[0], algorithm, mean=self._mean)
 
         self._problem: str | None = None
-        self._facts: dict[str, Any] = {}  # as they are now: ranks that join begin like this
+        self._facts: dict[str, Any] = {}  #: present values; joining ranks start with these
         self._scaling: Scaling | None = None
         self._overlap: Overlap | None = None
-        self._holds_model = False  # what is not trained of it, as all ranks have it
+        self._holds_model = False  #: this rank has the common frozen parameters and buffers
         with on_default_stream(device_of(model)):
             try:
                 rule = None
                 try:
                     rule = prepare()
                     self._module = made[0]
-                    together = getattr(algorithm, "synchronizes_every_step", False)
+                    synchronous = getattr(algorithm, "synchronizes_every_step", False)
                     self._facts = {
                         "reduction": reduction,
                         "clip_norm": clip_norm,
                         "buffers": buffers,
                         "loss scale": None if scaler is None else scaler.state_dict(),
                         **layout_of(model),
-                        **(state_fingerprint(optimizer) if together else {}),
+                        **(state_fingerprint(optimizer) if synchronous else {}),
                     }
                     self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
                 except UserError as error:
@@ -182,7 +186,7 @@ class Learner(ArrayLearner):
                     most_skipped=most_skipped,
                     compare_every=compare_every,
                 )
-            except BaseException:  # another learner may have both
+            except BaseException:  # so that another learner can use model and optimizer
                 for module in made:
                     module.release()
                 step: Any = getattr(self, "local_step", None)
@@ -192,7 +196,7 @@ class Learner(ArrayLearner):
 
     def _begin(self) -> None:
         self._agree()
-        if isinstance(getattr(self, "local_step", None), TorchStep):  # ranks died in a beginning
+        if isinstance(getattr(self, "local_step", None), TorchStep):  # a retry after a failure
             self._release_hooks()
         super()._begin()
 
@@ -201,14 +205,14 @@ class Learner(ArrayLearner):
         super().reconfigure()
 
     def _agree(self) -> None:
-        """See that all ranks can train the same model in the same way. Collective."""
+        """Check that all ranks can train and have the same model and options. Collective."""
         self.world.raise_together(self._problem)
         self.world.require_agreement(self._facts)
 
     def _form(self) -> None:
         super()._form()
         root = 0
-        if self.world.fault_tolerant:  # the first rank may be one that joins
+        if self.world.fault_tolerant:  # rank 0 may just have joined
             holders = self.world.allgather_object(self._holds_model)
             root = holders.index(True) if any(holders) else 0
         for tensor in (p for p in self.model.parameters() if not p.requires_grad):
@@ -220,7 +224,7 @@ class Learner(ArrayLearner):
             self._build_gradient_path()
 
     def _build_gradient_path(self) -> None:
-        """Make what stands between the model's gradients and the algorithm. Local."""
+        """Build the objects between the model's gradients and the algorithm. Local."""
         algorithm = self.algorithm
         self._module.attach_gradient(self.gradient)
         self._overlap = None
@@ -234,7 +238,7 @@ class Learner(ArrayLearner):
             clip_norm=self._clip_norm,
             scaling=self._scaling,
             overlap=self._overlap,
-            together=algorithm.synchronizes_every_step,
+            synchronous=algorithm.synchronizes_every_step,
             gathered_flags=lambda: self.consistency.notes,
             sum_late=lambda vector: algorithm.sum_late(self.state, self.runner.work, vector),
         )
@@ -244,7 +248,7 @@ class Learner(ArrayLearner):
             scaler=self._scaling and self._scaling.scaler,
             gradients=self._gradients,
         )
-        self._local_samples: int | None = None  # in the latest step that had some
+        self._local_samples: int | None = None  # this rank's, in its latest step with samples
         self.skipped.kept["buffers"] = SavedBuffers(self.model)
         self.skipped.keep(self.samples)
         self.local_step.prepare = self._gradients.prepare
@@ -265,7 +269,7 @@ class Learner(ArrayLearner):
         super()._forget_minibatch()
         self._forget_gradients()
         assert self.recovery is not None
-        self.recovery.set_back("model")  # its forward pass has changed buffers, and drawn numbers
+        self.recovery.set_back("model")  # undo the forward pass: buffers, random numbers
 
     def _forget_gradients(self) -> None:
         self._module.clear_gradients()
@@ -284,22 +288,23 @@ class Learner(ArrayLearner):
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of the latest update's gradient, before it was clipped; None without `clip_norm`."""
+        """The norm of the latest update's gradient before clipping; None without `clip_norm`."""
         return self._gradients.norm
 
     def step(self, samples: int, loss: float | None = None) -> int:
         """Train on the minibatch whose gradients `backward` has left in the model.
 
         Args:
-            samples: of this rank in it: over so many the loss is the mean, or the sum; of several
-                backwards together. 0 where it has none: then gradients are not looked at.
-            loss: as of `parallel_sgd.Learner.step`; also a tensor of one value.
+            samples: this rank's number of samples in the minibatch: the count over which the loss
+                is a mean or a sum, over all backwards of this step together. 0: this rank has no
+                samples, and its gradients are ignored.
+            loss: see `parallel_sgd.Learner.step`; also a tensor of one value.
         Returns:
-            The samples of all ranks in this minibatch; 0 where ranks have died, and it is dealt out
-            anew: see `parallel_sgd.Learner.step`.
+            The number of samples of all ranks in this minibatch; 0 if ranks have failed and the
+            minibatch is issued again: see `parallel_sgd.Learner.step`.
         Raises:
-            UserError: on all ranks, as `parallel_sgd.Learner.step`, and if the model has other
-                parameters than when the learner was made.
+            UserError: on all ranks, as in `parallel_sgd.Learner.step`, and if the model's
+                parameters have changed since the learner was made.
 
         Collective: every rank takes every step.
         """
@@ -308,7 +313,7 @@ class Learner(ArrayLearner):
         if self.serves:
             return super().step(samples)
         with on_default_stream(self._module.device):
-            if self._announced.next_own() == 0:  # what a sampler gives a rank that has none
+            if self._announced.next_own() == 0:  # the sampler's sample is only a filler
                 samples = 0
             loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
             return super().step(samples, loss)
@@ -331,10 +336,10 @@ class Learner(ArrayLearner):
             if isinstance(error, SharedError):
                 raise
             self.fail(str(error))
-        together = self.algorithm.synchronizes_every_step
-        if self._scaling and together:
+        synchronous = self.algorithm.synchronizes_every_step
+        if self._scaling and synchronous:
             gradients.overflow = self.runner.agree(int(gradients.overflow)) > 0
-        if not gradients.overflow and (samples or together):
+        if not gradients.overflow and (samples or synchronous):
             gradients.begin(used)
         self.consistency.note = gradients.flags(used)
         try:
@@ -359,8 +364,8 @@ class Learner(ArrayLearner):
         return total
 
     def _step(self, samples: int, *, skip: bool = False) -> int:
-        together = self.algorithm.synchronizes_every_step or not self.distributed
-        skip = self._gradients.overflow and together
+        synchronous = self.algorithm.synchronizes_every_step or not self.distributed
+        skip = self._gradients.overflow and synchronous
         return super()._step(samples, skip=skip)
 
     def _own_mark(self) -> int:
@@ -370,7 +375,7 @@ class Learner(ArrayLearner):
         return 0 if first is None else mark_of(as_array(first).reshape(-1))
 
     def _expected_weight(self, backwards: int) -> float | None:
-        """What the gradients of so many backwards are likely to count in the next step."""
+        """Estimate the weight of the gradients of `backwards` backwards in the next step."""
         if not self.distributed or not self._gradients.unit:
             return None
         if not self._mean:
@@ -382,8 +387,9 @@ class Learner(ArrayLearner):
         return announced / self._gradients.unit if announced else None
 
     def scaled(self, loss: Any) -> Any:
-        """A loss as its `backward` is to be called: by the `scaler`, where there is one. Of several
-        losses a list. Local."""
+        """Scale a loss by the `scaler`, if any, for its `backward`. Several losses give a list.
+        Local.
+        """
         if not isinstance(loss, torch.Tensor):
             if not isinstance(loss, list | tuple | Iterator):
                 raise UserError(f"loss must be a tensor of one value: it is {kind_of(loss)}")
@@ -391,31 +397,35 @@ class Learner(ArrayLearner):
         return loss if self._scaling is None else self._scaling.scaler.scale(loss)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """For a `with` block around each backward of a step but the last one, where several add up
-        to its gradient: with ``overlap=True`` nothing is sent before the last. Local."""
+        """Return a context manager for every backward of a step but the last. If several backwards
+        accumulate a gradient, ``overlap=True`` then sends nothing before the last backward. Local.
+        """
         return nullcontext() if self._overlap is None else self._overlap.paused()
 
     def feed(self) -> Feed:
-        """As of `parallel_sgd.Learner`; and where no gradient waits for a step, what an earlier
-        pass has given is forgotten: a DataLoader's workers may have fetched all of an epoch when
-        the loop over it was left. Local."""
+        """Open a feed as `parallel_sgd.Learner.feed` does. If no gradient is pending, first discard
+        the minibatches left over from an earlier pass: a DataLoader's workers may have fetched a
+        whole epoch by the time the loop was left. Local.
+        """
         if not self.serves and not self._module.has_gradients():
             self._announced.forget_left()
         return super().feed()
 
     def run_dry(self) -> None:
-        """Take steps without samples until no rank has any left: where each rank has data of its
-        own, as much as it has. Every rank calls it after its last minibatch. Collective."""
+        """Take steps without samples until no rank has samples left. For ranks with data sets of
+        their own of different lengths: every rank calls `run_dry` after its last minibatch.
+        Collective.
+        """
         while not self.serves and self.step(samples=0):
             pass
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """For a `with` block the model is the one that all ranks have in common, in ``eval`` mode
-        and without gradients.
+        """Switch to the ranks' common model for a `with` block, in ``eval`` mode and without
+        gradients.
 
-        Its buffers become what the learner's `buffers` says, and stay so. Collective, as the block
-        begins; not for ranks that only serve.
+        The buffers are synchronized as the learner's `buffers` says, and stay so after the block.
+        Collective, at the beginning of the block; not for ranks that only serve.
         """
         with on_default_stream(self._module.device):
             self.meet()
@@ -432,26 +442,29 @@ class Learner(ArrayLearner):
     def evaluate(
         self, batches: Iterable[Any], score: Score, *, samples: Samples | None = None
     ) -> dict[str, float]:
-        """Means over the samples of all ranks, with the model that they have in common.
+        """Return the mean of every metric over the samples of all ranks, for their common model.
 
         Args:
-            batches: this rank's part of the data, such as a DataLoader of it; may be empty.
+            batches: this rank's part of the data, such as a DataLoader over that part; may be
+                empty.
             score: called with the model and the parts of each batch, in ``eval`` mode and without
-                gradients; gives the mean of every metric over the batch's samples, by name.
-            samples: given a batch, over how many samples a score is the mean. None: the length of
-                the first axis, which all tensors of the batch must have in common, however they are
-                nested; of `data.Padded` sequences the tokens; of a PackedSequence its sequences or
-                its tokens, whichever the other tensors have.
+                gradients. Returns the mean of every metric over the batch's samples, by name.
+            samples: maps a batch to the number of samples over which its score is a mean. None: the
+                length of the first axis, which must be equal in all tensors of the batch, however
+                nested; for `data.Padded` sequences the number of tokens; for a PackedSequence the
+                number of sequences or of tokens, whichever equals the length of the remaining
+                tensors.
         Returns:
             The mean of every metric, the same on all ranks.
         Raises:
-            UserError: on all ranks, if batches or scores are not as described on any of them, the
-                samples of a batch cannot be told, or no rank has a sample.
+            UserError: on all ranks, if batches or scores are not as described on any rank, if the
+                samples of a batch cannot be counted, or if no rank has a sample.
 
-        Collective; not for ranks that only serve. Training goes on as if it had not been there.
+        Collective; not for ranks that only serve. Training continues unaffected, apart from the
+        synchronized buffers.
         """
         if self.recovery is not None and isinstance(batches, Iterator):
-            batches = list(batches)  # they may be needed again
+            batches = list(batches)  # a retry after a failure reads them again
 
         def means() -> dict[str, float]:
             with self.evaluation():
@@ -467,14 +480,16 @@ class Learner(ArrayLearner):
             return self.between_steps(means)
 
     def finish(self) -> None:
-        """Complete what is under way, so that all ranks hold the final model, with the buffers that
-        the learner's `buffers` says. Collective."""
+        """Complete all pending work. All ranks then hold the final model, with buffers synchronized
+        as the learner's `buffers` says. Collective.
+        """
         with on_default_stream(self._module.device):
             super().finish()
 
     def model_arrays(self) -> dict[str, Any]:
-        """Return what a file of the model is to hold, by name: all parameters, frozen ones too,
-        and all buffers that ``state_dict`` has, as NumPy's arrays. Local."""
+        """Return the contents of a model file, by name: all parameters, including frozen ones, and
+        all buffers in ``state_dict``, as NumPy arrays. Local.
+        """
         return {name: host_array(tensor) for name, tensor in tensors_of(self.model).items()}
 
     def _complete(self) -> None:

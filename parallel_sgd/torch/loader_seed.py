@@ -1,9 +1,9 @@
-"""The number that a DataLoader draws as a pass over it begins, and what that does to training.
+"""Random generators around a DataLoader's own draw: each epoch counts as a single draw.
 
-The number seeds the DataLoader's workers. It comes from the generator that dropout draws from, so
-training depends on how often passes begin: a run that is resumed in the midst of an epoch begins
-one pass more than a run that was never stopped. And with workers that persist only the first pass
-draws. Here each epoch counts as one such number, however many passes draw one.
+As a pass begins, a DataLoader draws a number from the default generator, to seed its workers.
+Dropout draws from the same generator, so training depends on the number of passes: a run resumed
+within an epoch begins an extra pass. Persistent workers draw only in the first pass. This module
+makes each epoch count as a single draw, however many passes draw in it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 
 class LoaderSeed:
-    """Follows PyTorch's generators from the beginning of a pass to its first minibatch.
+    """Follow PyTorch's generators from the beginning of a pass to its first minibatch.
 
     Args:
-        generators: those that training draws from.
+        generators: the generators that training draws from.
 
-    Local. Cost: copies of their states, 5 KB on the CPU, for each pass.
+    Local. Cost: copies of the generators' states, 5 KB on the CPU, per pass.
     """
 
     def __init__(self, generators: Iterable[torch.Generator]) -> None:
@@ -28,19 +28,22 @@ class LoaderSeed:
         self._latest: list[torch.Tensor] = []
 
     def begin(self) -> None:
-        """A pass begins, before the DataLoader draws. One with workers begins two for each: only
-        the second one is asked for minibatches. Local."""
+        """Record the generators at the beginning of a pass, before the DataLoader draws. A
+        DataLoader with workers begins two passes each time, and asks only the second for
+        minibatches. Local.
+        """
         now = [generator.get_state() for generator in self._generators]
         if not self._before or not all(map(self._is_due, range(len(now)))):
             self._before = now
         self._latest = now
 
     def settle(self, *, counted: bool) -> None:
-        """The first minibatch is asked for: make the generators what one number for each epoch
-        makes of them. A generator from which the program has drawn since stays as it is. Local.
+        """Set each generator as if the epoch had drawn exactly once, before the first minibatch.
+
+        A generator from which the program has drawn in the meantime is not changed. Local.
 
         Args:
-            counted: whether the number of the present epoch was drawn before.
+            counted: whether the present epoch's draw has already been made.
         """
         for place, generator in enumerate(self._generators):
             if self._before and self._is_due(place):
@@ -49,7 +52,7 @@ class LoaderSeed:
         self._before = []
 
     def _is_due(self, place: int) -> bool:
-        """Whether nothing but a DataLoader has drawn from a generator since a pass has begun."""
+        """Return whether only a DataLoader has drawn from a generator since the pass began."""
         generator, latest = self._generators[place], self._latest[place]
         now = generator.get_state()
         drawn = _after_one_number(generator, latest)
@@ -57,7 +60,7 @@ class LoaderSeed:
 
 
 def _after_one_number(generator: torch.Generator, state: torch.Tensor) -> torch.Tensor:
-    """The state of such a generator after what `DataLoader` draws."""
+    """Return a generator's state after the single draw of a `DataLoader`."""
     other = torch.Generator(generator.device)
     other.set_state(state)
     torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=other)

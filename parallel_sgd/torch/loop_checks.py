@@ -1,4 +1,4 @@
-"""What a program's own loop does wrongly with PyTorch's gradients, as far as it can be noticed."""
+"""Checks for common mistakes of a program's own training loop with PyTorch's gradients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from ..communication import Communicator
 from ..warning import warn
 from .module import FlatModule
 
-ALWAYS, NOW_AND_THEN = 32, 16
-"""Steps before each of which gradients are looked at, and then before every so many."""
+FIRST_STEPS, CHECK_EVERY = 32, 16
+"""Gradients are checked before each of the first `FIRST_STEPS` steps, then every `CHECK_EVERY`
+steps.
+"""
 
-IN_A_ROW = 2  #: steps that were given too few samples
+MOST_SHORT_STEPS = 2  #: consecutive steps with too few samples, before a warning
 
 CHANGED = (
     "the gradient of {name!r} was changed between backward and step. There it is the gradient of "
@@ -34,57 +36,69 @@ TOO_FEW = (
 
 
 class LoopChecks:
-    """Looks at what a loop does between two steps, and warns once of each thing.
+    """Check what a training loop does between two steps, and warn once of each mistake.
 
     Args:
-        module: whose gradients.
-        algorithm: the learner's. Where ranks do not exchange the gradients of each step, a
-            program may clip its own.
-        comm: the ranks that train. The first one warns.
+        module: the module of the gradients.
+        algorithm: the learner's. If ranks do not exchange the gradients of each step, a program may
+            clip its own gradients, and changes are not checked.
+        comm: the ranks that train. The first rank warns.
 
-    Where a filter makes an error of a warning, `before_step` and `after_step` raise a UserError.
-    Local. Cost: where nothing is wrong, after the first steps, none.
+    If a filter turns a warning into an error, `before_step` and `after_step` raise a UserError.
+    Local. Cost: none after the first steps, unless a mistake is found.
     """
 
     def __init__(self, module: FlatModule, algorithm: Algorithm[Any], comm: Communicator) -> None:
         self._module, self._overlap, self._warns = module, algorithm.overlap, comm.rank == 0
         exchanged = comm.size > 1 and algorithm.synchronizes_every_step
-        self._looks_for_changes = self._warns and exchanged
-        self._looks_next = True
-        module.probe.keeps = self._looks_for_changes and not self._overlap
+        self._checks_changes = self._warns and exchanged
+        self._checks_next = True
+        module.probe.keeps = self._checks_changes and not self._overlap
         self._steps = self._short = 0
-        self._given = self._added_up = 0  # minibatches for the step under way; as many as backwards
+        self._given = 0  #: minibatches issued for this step
+        self._added_up = 0  #: the same number if each had a backward; otherwise 0
 
     def before_step(self, samples: int, given: int, *, distributed: bool) -> None:
-        """Before a step of so many samples has gathered the gradients.
+        """Check the gradients before a step gathers them.
 
         Args:
-            given: minibatches that a source has given since the step before, in this thread.
-            distributed: whether each rank has its part of the minibatch.
+            samples: of this rank in the step.
+            given: the number of minibatches that a source has issued since the previous step, in
+                this thread.
+            distributed: whether each rank has its own part of the minibatch.
+        Raises:
+            UserError: if a filter turns a warning into an error.
         """
         added_up = self._warns and given > 1 and max(self._module.backwards) == given
         self._given, self._added_up = given, given if added_up else 0
-        if not (self._looks_for_changes and samples and distributed):
+        if not (self._checks_changes and samples and distributed):
             return
         self._steps += 1
-        looks, self._looks_next = self._looks_next, self._is_due(self._steps + 1)
-        self._module.probe.keeps = self._looks_next and not self._overlap
-        if not looks:
+        due, self._checks_next = self._checks_next, self._is_due(self._steps + 1)
+        self._module.probe.keeps = self._checks_next and not self._overlap
+        if not due:
             return
         name = self._module.changed(own_hooks=1 + self._overlap, sent=self._overlap)
         if name is not None:
-            self._looks_for_changes = self._module.probe.keeps = False
+            self._checks_changes = self._module.probe.keeps = False
             warn((CHANGED_TOO_LATE if self._overlap else CHANGED).format(name=name))
 
     def _is_due(self, step: int) -> bool:
-        return step <= ALWAYS or step % NOW_AND_THEN == 0
+        return step <= FIRST_STEPS or step % CHECK_EVERY == 0
 
     def after_step(self, samples: int, taken: int) -> None:
-        """After it has taken so many minibatches of the source."""
-        if self._given <= 0:  # all were fetched ahead, or the pass has begun: nobody can tell
+        """Check the step's number of samples.
+
+        Args:
+            samples: of this rank in the step.
+            taken: the number of issued minibatches that the step has trained on.
+        Raises:
+            UserError: if a filter turns a warning into an error.
+        """
+        if self._given <= 0:  # all fetched ahead, or a new pass: unknown
             return
         times = self._added_up
         short = times > taken > 0
         self._short = self._short + 1 if short else 0
-        if self._short == IN_A_ROW:
+        if self._short == MOST_SHORT_STEPS:
             warn(TOO_FEW.format(samples=samples, times=times))

@@ -1,4 +1,4 @@
-"""What a model remembers beside its parameters: buffers, the random generator, the loss scale."""
+"""The state of a PyTorch model besides its parameters: buffers, random generators, loss scale."""
 
 from __future__ import annotations
 
@@ -41,30 +41,32 @@ MEAN_WARNING = (
 )
 
 STATE_DICT_METHODS = ("get_extra_state", "_save_to_state_dict", "state_dict")
-"""Methods of a module by which a class of its own adds to its `state_dict`."""
+"""Methods of a module that a subclass overrides to extend its `state_dict`."""
 
 LARGEST_COUNT = (1 << 31) - 1
-"""Of a GradScaler's steps since its scale has changed, which it keeps in 32 bits."""
+"""The largest count of a GradScaler's steps since a change of its scale: 32 bits."""
 
-LARGEST_INTERVAL = (1 << 63) - 1  #: of steps, which PyTorch's kernel takes in 64 bits
+LARGEST_INTERVAL = (1 << 63) - 1  #: in steps: 64 bits in PyTorch's kernel
 
 
 @dataclass
 class ModelState(Component):
-    """A module's buffers, and what else of PyTorch's a rank goes on with.
+    """A module's buffers, and the rest of a rank's PyTorch state.
 
     Attributes:
-        buffers: of floating-point or complex numbers, by name: the statistics of BatchNorm, say.
-        counters: the other buffers.
-        others: what else the module's `state_dict` has, by its keys, as JSON of `plain_values`:
-            the result of a `get_extra_state`, say.
-        random: the state of PyTorch's generators of this rank, on the CPU and the model's GPU.
-        scale: of a GradScaler's, by the names in its `state_dict`.
+        buffers: persistent buffers of floating-point or complex numbers, by name, such as
+            BatchNorm's statistics.
+        counters: the remaining persistent buffers.
+        others: further entries of the module's `state_dict`, by key, as JSON of `plain_values`,
+            such as the result of a `get_extra_state`.
+        random: the states of this rank's PyTorch generators, for the CPU and the model's GPU.
+        scale: the GradScaler's `state_dict`.
         unit: of gradients and residuals: see `Gradients`.
-        epoch: samples at which the epoch begins that a sampler has given minibatches of; -1 before.
-        frozen: a checksum of the parameters that are not trained.
-        warned: whether a buffer was named that may not be meant to be averaged.
-        module, scaler, gradients: at work.
+        epoch: the clock, in samples, at the beginning of the sampler's latest epoch; -1 before the
+            first.
+        frozen: a checksum of the frozen parameters.
+        warned: whether the warning about averaged buffers has been given.
+        module, scaler, gradients: the live objects behind this state.
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
@@ -81,10 +83,10 @@ class ModelState(Component):
     gradients: Gradients = workspace(default=None)
 
     def wait(self) -> None:
-        """Bring everything up to date.
+        """Update all fields from the module, the scaler and the generators.
 
         Raises:
-            UserError: the module's `state_dict` has what no checkpoint can give back.
+            UserError: the module's `state_dict` has a value that no checkpoint can hold.
         """
         tensors = dict(buffers_of(self.module.module))
         self.buffers = {n: as_array(_storable(b)) for n, b in tensors.items() if _averaged(b)}
@@ -105,7 +107,7 @@ class ModelState(Component):
         for kind in ("buffers", "counters", "others", "scale"):
             own = getattr(self, kind)
             odd_ones = saved[kind].keys() ^ own.keys()
-            if kind == "others":  # a model may have some of them only after a step
+            if kind == "others":  # a model may add entries in its first step
                 odd_ones -= saved[kind].keys()
             if odd_ones:
                 odd = min(odd_ones)
@@ -136,7 +138,7 @@ class ModelState(Component):
         self._check_generators(saved["random"])
 
     def _check_generators(self, states: Mapping[str, Any]) -> None:
-        """See that PyTorch takes the states of random generators."""
+        """Check that PyTorch accepts the saved states of random generators."""
         for name, own in self.generators().items():
             state = states.get(name)
             if state is not None:
@@ -156,13 +158,13 @@ class ModelState(Component):
         self._restore_others()
         for name, generator in self.generators().items():
             state = self.random.get(name)
-            if state is not None:  # another number of ranks goes on from where it is
+            if state is not None:  # dropped if the number of ranks has changed
                 generator.set_state(_state_of_generator(state))
         if self.scaler:
             self.scaler.load_state_dict(dict(self.scale))
 
     def _restore_others(self) -> None:
-        """Have the module itself put back what only its own methods know."""
+        """Load extra state through the module's own `load_state_dict`."""
         if not self.others:
             return
         module = self.module.module
@@ -173,37 +175,38 @@ class ModelState(Component):
         }
         for plain, text in self.others.items():
             key = keys.get(plain)
-            if key is None:  # the model has none yet
+            if key is None:  # not in the model yet
                 holder = max((p for p in prefixes if plain.startswith(p)), key=len, default="")
                 key = prefixes.get(holder, "") + plain.removeprefix(holder)
             state[key] = _value_of(text)
         module.load_state_dict(state, strict=False)
 
     def synchronize_buffers(self, how: Buffers | None, comm: Communicator) -> None:
-        """Make the buffers the same on all ranks.
+        """Make the buffers equal on all ranks.
 
         Args:
-            how: "mean": of all ranks; integers and truth values are rank 0's. "first": rank 0's.
-                "local": not at all. None: the mean, with a warning where that may not be meant.
-
+            how: "mean": the mean over the ranks; integers and truth values are rank 0's. "first":
+                rank 0's buffers. "local": no synchronization. None: the mean, with a warning of
+                buffers outside BatchNorm that differ.
+            comm: the ranks.
         Raises:
-            UserError: on all ranks, if they have other buffers than each other, or of other shapes.
+            UserError: on all ranks, if names or shapes of buffers differ between ranks.
 
-        Collective. Cost: one message of their shapes, and one of all buffers.
+        Collective. Cost: one message of shapes, and one of all buffers.
         """
         if how == "local" or comm.size == 1:
             return
-        comm.require_agreement(layout_of_buffers(self.module.module))  # they may have grown
+        comm.require_agreement(layout_of_buffers(self.module.module))  # shapes may have changed
         tensors = [buffer for _, buffer in buffers_of(self.module.module)]
         averaged = [b for b in tensors if how in ("mean", None) and _averaged(b)]
         if averaged:
             averaged = [_real(b) for b in averaged]
             own = torch.cat([b.flatten().double() for b in averaged]).cpu().numpy()
-            of_all = np.empty((comm.size, own.size))
-            comm.allgather(own, of_all.reshape(-1), [own.size] * comm.size)
+            all_values = np.empty((comm.size, own.size))
+            comm.allgather(own, all_values.reshape(-1), [own.size] * comm.size)
             if how is None:
-                self._warn_of_means(of_all, comm)
-            mean = torch.from_numpy(of_all.mean(axis=0))
+                self._warn_of_means(all_values, comm)
+            mean = torch.from_numpy(all_values.mean(axis=0))
             for buffer, part in zip(
                 averaged, mean.split([b.numel() for b in averaged]), strict=True
             ):
@@ -212,14 +215,14 @@ class ModelState(Component):
             if how == "first" or not _averaged(buffer):
                 broadcast(buffer, comm)
 
-    def _warn_of_means(self, of_all: Array, comm: Communicator) -> None:
-        """Name a buffer that ranks have otherwise than each other, and that may be no statistic of
-        all samples; once.
+    def _warn_of_means(self, all_values: Array, comm: Communicator) -> None:
+        """Warn once of an averaged buffer that differs between ranks and may be no statistic.
 
         Args:
-            of_all: [ranks, n], the values of all that are averaged.
+            all_values: [ranks, n], the values of all averaged buffers.
+            comm: the ranks.
         Raises:
-            UserError: on all ranks, where a filter makes an error of the warning.
+            UserError: on all ranks, if a filter turns the warning into an error.
 
         Collective.
         """
@@ -230,7 +233,7 @@ class ModelState(Component):
             if buffer is None or not _averaged(buffer):
                 continue
             end = begin + _real(buffer.detach()).numel()
-            values, begin = of_all[:, begin:end], end
+            values, begin = all_values[:, begin:end], end
             differs = not np.array_equal(values, np.broadcast_to(values[0], values.shape), True)
             if differs and not isinstance(part, known) and not self.warned:
                 self.warned = True
@@ -243,7 +246,7 @@ class ModelState(Component):
                 comm.raise_together(problem)
 
     def generators(self) -> dict[str, torch.Generator]:
-        """Return PyTorch's own, which dropout draws from, by the kind of device. Local."""
+        """Return PyTorch's default generators, as used by dropout, by kind of device. Local."""
         device = self.module.device
         generators = {"cpu": torch.default_generator}
         if device.type == "cuda":
@@ -253,7 +256,7 @@ class ModelState(Component):
 
 
 def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
-    """Make a tensor of any dtype and device on all ranks what it is on `root`. Collective."""
+    """Copy a tensor of any dtype and device from `root` to all ranks, in place. Collective."""
     if not tensor.numel():
         return
     flat = tensor.detach().flatten().contiguous()
@@ -264,7 +267,7 @@ def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
 
 
 def _put_into(buffers: dict[str, Any], name: str, values: torch.Tensor) -> None:
-    """Make a module's buffer what it was, in place; anew, where it has grown since."""
+    """Restore a module's buffer in place; replace the buffer if its shape has changed since."""
     real = _real(buffers[name].detach())
     if real.shape == values.shape:
         real.copy_(values)
@@ -278,12 +281,12 @@ def _averaged(buffer: torch.Tensor) -> bool:
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:
-    """The same memory as real numbers: of a complex one real and imaginary parts."""
+    """Return a view as real numbers: real and imaginary parts of a complex buffer."""
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _storable(buffer: torch.Tensor) -> torch.Tensor:
-    """The values in a dtype that arrays have: float32 holds all of the shorter ones."""
+    """Return the values in a dtype of arrays: float32 holds all shorter dtypes exactly."""
     real = _real(buffer)
     return real if real.dtype in FLOATS else real.float()
 
@@ -293,23 +296,24 @@ def _state_of_generator(state: Array) -> torch.Tensor:
 
 
 def _value_of(text: str) -> Any:
-    """What a text in `ModelState.others` says.
+    """Decode a text of `ModelState.others`.
 
     Raises:
-        UserError: it is no document of `plain_values`.
+        UserError: the text is no document of `plain_values`.
     """
     return from_json(parsed(text.encode(errors="replace")))
 
 
 def _extends_state_dict(part: nn.Module) -> bool:
-    """Whether a module's `state_dict` may have more than its parameters and buffers."""
+    """Return whether a module's `state_dict` may have more than parameters and buffers."""
     own = (getattr(type(part), name) is not getattr(nn.Module, name) for name in STATE_DICT_METHODS)
     return any(own) or bool(part._state_dict_hooks or part._state_dict_pre_hooks)
 
 
 def _extras_of(module: nn.Module) -> dict[str, Any]:
-    """What a module's `state_dict` has that is neither parameter nor persistent buffer, by its
-    keys: `get_extra_state`, or what a class or a hook of its own adds. Local."""
+    """Return entries of a module's `state_dict` besides parameters and persistent buffers, by key:
+    the results of `get_extra_state`, and additions by a subclass or hook. Local.
+    """
     if not any(map(_extends_state_dict, module.modules())):
         return {}
     known = dict(module.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Two models to try algorithms on, plain `nn.Module`s: a small ResNet, and a transformer on bytes.
+"""Two plain `nn.Module`s for experiments: a small ResNet, and a byte-level transformer.
 
 >>> import torch
 >>> ResNet()(torch.zeros(2, 1, 28, 28)).shape
@@ -16,20 +16,20 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-STD = 0.02  #: of a transformer's initial weights
+STD = 0.02  #: standard deviation of a transformer's initial weights
 
 
 class ResNet(nn.Module):
     """A small residual network with batch normalization, for grey images.
 
-    A first convolution halves the image's sides. Then comes a stage of residual blocks for each
-    number of channels; each but the first halves the sides again. For images of 28 by 28 and the
-    defaults: 14 by 14, 7 by 7, 4 by 4; 174,970 parameters.
+    The first convolution halves height and width. A stage of residual blocks follows for each
+    number of channels; each stage but the first halves height and width again. For images of 28 by
+    28 and the defaults: 14 by 14, 7 by 7, 4 by 4; 174,970 parameters.
 
     Args:
         channels: of each stage.
-        blocks: how many of two convolutions each stage has, one number for each of `channels`.
-        classes: how many.
+        blocks: the number of residual blocks, with two convolutions each, for each of `channels`.
+        classes: the number of classes.
 
     Source: He et al., "Deep residual learning for image recognition", 2015, section 4.2.
     """
@@ -53,18 +53,18 @@ class ResNet(nn.Module):
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images, float [n, 1, height, width], to logits, float [n, classes]."""
+        """Map images, float [n, 1, height, width], to logits, float [n, classes]."""
         x = functional.relu(self.first_norm(self.first(x)))  # [n, 16, 14, 14]
         x = self.blocks(x)  # [n, 64, 4, 4]
         return self.head(x.mean((2, 3)))
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + conv(relu(conv(x)))), each convolution with batch normalization.
+    """A block relu(shortcut(x) + conv(relu(conv(x)))), with batch normalization after convolutions.
 
     Args:
         before, after: channels.
-        stride: of the first convolution; 2 halves the image's sides.
+        stride: of the first convolution; 2 halves height and width.
     """
 
     def __init__(self, before: int, after: int, stride: int = 1) -> None:
@@ -79,7 +79,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(project, nn.BatchNorm2d(after))
 
     def forward(self, x: Tensor) -> Tensor:
-        """From [n, before, h, w] to [n, after, h / stride, w / stride]."""
+        """Map [n, before, h, w] to [n, after, h / stride, w / stride]."""
         change = functional.relu(self.norm1(self.conv1(x)))
         change = self.norm2(self.conv2(change))
         return functional.relu(self.shortcut(x) + change)
@@ -92,19 +92,19 @@ class ByteTransformer(nn.Module):
 
     Args:
         width: of the vectors between layers; a multiple of `heads`.
-        layers: how many, each of 12 · width² parameters.
-        heads: of attention, in each layer.
-        context: how many bytes at most are looked at.
-        vocabulary: how many different tokens there are: bytes.
-        tied: whether the head's weight is that of the embedding: one parameter with two uses.
+        layers: the number of layers, with 12 · width² parameters each.
+        heads: attention heads per layer.
+        context: the largest number of positions.
+        vocabulary: the number of tokens; 256 for bytes.
+        tied: whether head and embedding share their weight, as a single parameter.
     Raises:
         ValueError: `width` is no multiple of `heads`.
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019 (GPT-2),
-    section 2.3; of it the initial weights, too.
+    section 2.3; also the initial weights.
     """
 
-    #: By about how many parameters they have.
+    #: By the approximate number of parameters.
     SIZES: ClassVar[dict[str, dict[str, int]]] = {
         "5M": {"width": 256, "layers": 6, "heads": 4},
         "25M": {"width": 512, "layers": 8, "heads": 8},
@@ -130,25 +130,23 @@ class ByteTransformer(nn.Module):
         if tied:
             self.head.weight = self.embedding.weight
         self.apply(_initialize)
-        for (
-            layer
-        ) in self.layers:  # 2 · layers changes add up: their variance is to stay that of one
+        for layer in self.layers:  # keeps the variance of the sum of 2 · layers residual branches
             for last in (layer.attention_out, layer.mlp_out):
                 nn.init.normal_(last.weight, std=STD / math.sqrt(2 * layers))
 
     @classmethod
     def of(cls, size: str, context: int = 256, *, tied: bool = False) -> ByteTransformer:
-        """One of the sizes with a name, "5M" or "25M".
+        """Return a model of a named size, "5M" or "25M".
 
         Raises:
-            ValueError: it is none of them.
+            ValueError: the size is unknown.
         """
         if size not in cls.SIZES:
             raise ValueError(f"size={size!r} must be one of {', '.join(map(repr, cls.SIZES))}")
         return cls(**cls.SIZES[size], context=context, tied=tied)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From bytes, int64 [n, t], to logits of the byte after each, float [n, t, vocabulary].
+        """Map bytes, int64 [n, t], to logits of the byte after each, float [n, t, vocabulary].
 
         Raises:
             ValueError: t is more than the context.
@@ -161,7 +159,7 @@ class ByteTransformer(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """h + attention(norm(h)), and of that h + mlp(norm(h)); each position sees those before it."""
+    """A layer h + attention(norm(h)), followed by h + mlp(norm(h)); attention is causal."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -176,12 +174,12 @@ class TransformerLayer(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """From float [n, t, width] to the same."""
+        """Map float [n, t, width] to the same shape."""
         h = h + self.attention(self.attention_norm(h))
         return h + self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(h))))
 
     def attention(self, h: Tensor) -> Tensor:
-        """Means of the values at a position and before it, weighted by softmax(q · k / √d)."""
+        """Return causal means of the values, weighted by softmax(q · k / √d)."""
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)  # [n, heads, t, d]
             for part in self.attention_in(h).chunk(3, dim=2)

@@ -1,4 +1,4 @@
-"""A module whose trainable parameters are views of one flat vector, and their gradients, too."""
+"""A module whose trainable parameters and their gradients are views of flat vectors."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ Array = Any  #: a NumPy or CuPy array
 
 MAKE_ANEW = "make the learner after the model is complete, or close this one and make another"
 
-FEW = 16  #: values of a gradient that are compared
+PROBED_VALUES = 16  #: values per gradient that are compared to detect changes
 
 _wrapped: dict[int, ref[Any]] = {}
-"""Parameters that are views of a learner's vector at present, by their ids."""
+"""Parameters that are views of an open learner's vector, by id."""
 
 
 class FlatModule:
-    """Makes a module's parameters views of one vector, and their gradients views of another.
+    """Make a module's parameters views of one vector, and their gradients views of another.
 
-    The parameters stay the same objects, so that optimizers, tied weights and hooks go on as they
-    are. Frozen ones (``requires_grad=False``) are left alone. Backward makes a tensor of its own of
-    each gradient; as soon as it is complete it is moved to its place in the vector, while it is
-    still in the processor's caches, and its memory is free for the next one.
+    The parameters stay the same objects, so optimizers, tied weights and hooks keep working. Frozen
+    parameters (``requires_grad=False``) are not touched. Backward allocates a tensor for each
+    gradient. As soon as a gradient is complete, it is moved to its place in the vector, while still
+    in the processor's caches, and its memory is free for the next gradient.
 
     Args:
         module: any `nn.Module` with trainable parameters, all of one dtype, float32 or float64, on
             one device.
     Raises:
-        UserError: it is not, or its buffers or parameters are not plain.
+        UserError: the module is not as required, or its buffers or parameters are not plain dense
+            tensors.
 
     Attributes:
-        parameters: the trainable ones by name, each once, in the order of ``named_parameters()``.
-        tensors: the same as PyTorch knows them.
-        device: of them all.
-        gradient: of the same layout, where backward leaves gradients: see `attach_gradient`.
-        backwards: by parameter, how many have added to its gradient since it was gathered or
-            zeroed. (One with a graph of its own is not counted.)
-        versions: by parameter, PyTorch's count of changes to its part of `gradient`, as backward
-            has left it.
-        left: some of the values that backward has left: see `changed`.
+        parameters: the trainable parameters by name, each once, in the order of
+            ``named_parameters()``.
+        tensors: the same parameters as PyTorch tensors.
+        device: of all trainable parameters.
+        gradient: of the same layout; backward leaves gradients here: see `attach_gradient`.
+        backwards: for each parameter, the number of backwards added to its gradient since the
+            gradient was gathered or zeroed. (A backward with ``create_graph=True`` is not counted.)
+        versions: for each parameter, PyTorch's version counter of its part of `gradient` after the
+            latest backward.
+        probe: a few values of each gradient after the latest backward: see `changed`.
 
-    Local. Memory: a vector in place of the parameters' own memory.
+    Local. Memory: the vector replaces the parameters' own memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -95,7 +97,9 @@ class FlatModule:
         self._vectors: dict[int, tuple[Array, list[torch.Tensor]]] = {}
 
     def release(self) -> None:
-        """Let another learner have the module; its parameters stay where they are. Local."""
+        """Make the module available to another learner. Its parameters stay views of the vector.
+        Local.
+        """
         self._remove_hooks()
         for tensor in self.tensors.values():
             _wrapped.pop(id(tensor), None)
@@ -106,7 +110,7 @@ class FlatModule:
         self._hooks = []
 
     def attach_gradient(self, gradient: Parameters) -> None:
-        """From now on backward leaves gradients in a vector. Local.
+        """Install hooks so that backward leaves gradients in a vector. Local.
 
         Args:
             gradient: of the parameters' layout.
@@ -123,12 +127,12 @@ class FlatModule:
         ]
 
     def require_unchanged(self) -> None:
-        """See that the module still has the parameters that it was wrapped with, in their places.
+        """Check that the module still has exactly the parameters of its creation, in their places.
 
         Raises:
-            UserError: one was added, replaced, resized, moved, frozen or made trainable.
+            UserError: a parameter was added, replaced, resized, moved, frozen or made trainable.
 
-        Local. Cost: under a microsecond a parameter.
+        Local. Cost: under a microsecond per parameter.
         """
         for owner, name, parameter in self._places:
             if owner._parameters.get(name) is not parameter:
@@ -162,14 +166,15 @@ class FlatModule:
                 )
 
     def gather(self, factor: float, done: Container[str] = ()) -> list[bool]:
-        """Complete `gradient`: all that backward has left, times a factor.
+        """Complete `gradient`: multiply all gradients from backward by a factor.
 
-        Those of parameters without one become zero. The parameters have none afterwards.
+        Parameters without a gradient get zeros. Afterwards no parameter has a ``grad``.
 
         Args:
-            done: names of parameters whose gradients are complete.
+            factor: multiplies the gradients.
+            done: names of parameters whose gradients are already complete.
         Returns:
-            Of each parameter, whether it had a gradient.
+            For each parameter, whether backward has left a gradient.
 
         Local. Cost: one pass over the gradient, unless the factor is 1.
         """
@@ -179,12 +184,12 @@ class FlatModule:
             gradient = p.grad
             used.append(gradient is not None)
             if not (done and name in done):
-                if gradient is not view:  # none, or one that the program has put there
+                if gradient is not view:  # None, or a tensor from the program
                     put(gradient, view)
                 if done:
                     scaled.append(view)
             p.grad = None
-        if factor != 1:  # all in one go, where all are to be scaled
+        if factor != 1:  # in a single call if all parameters need scaling
             for part in scaled if done else (as_tensor(flat),):
                 part.mul_(factor)
         self.backwards[:] = [0] * len(used)
@@ -192,18 +197,21 @@ class FlatModule:
         return used
 
     def changed(self, own_hooks: int, *, sent: bool) -> str | None:
-        """The name of a parameter whose gradient the program has changed or replaced since backward
-        has left it, so far as PyTorch counts changes and values in `probe` show it; None where
-        there is none. Zeros, and a mean over the backwards that were added up, are no change.
+        """Return the name of a parameter whose gradient the program has changed since backward.
+
+        Changes are found by PyTorch's version counter and by comparison with `probe`. Zeroing a
+        gradient is no change, nor is division by the number of accumulated backwards.
 
         Args:
-            own_hooks: that the learner has on each parameter. Where there are others, they may have
-                done it, and nothing is said.
-            sent: whether gradients are on their way already: then values are not what backward has
-                left, and any change comes too late.
+            own_hooks: the learner's number of hooks on each parameter. A parameter with further
+                hooks is ignored, since these may have changed its gradient.
+            sent: whether gradients have already been sent. Then values cannot be compared, and any
+                change comes too late.
+        Returns:
+            The parameter's name; None if no change is found.
 
-        Local. Cost: about 0.1 microseconds a parameter, and some 20 for each that PyTorch has
-        counted a change of.
+        Local. Cost: about 0.1 microseconds per parameter, and about 20 for each parameter with a
+        new version counter.
         """
         views = self.views_of(self.gradient.flat)
         for number, (name, p) in enumerate(self.tensors.items()):
@@ -223,29 +231,29 @@ class FlatModule:
         return None
 
     def has_gradients(self) -> bool:
-        """Whether backward has left any. Local."""
+        """Return whether backward has left any gradient. Local."""
         return any(p.grad is not None for p in self.tensors.values())
 
     def clear_gradients(self) -> None:
-        """Forget what backward has left. Local."""
+        """Set all gradients to None. Local."""
         for p in self.tensors.values():
             p.grad = None
 
     def views_of(self, vector: Array) -> list[torch.Tensor]:
-        """A vector of the parameters' layout as tensors, one for each. Local."""
+        """Return a vector of the parameters' layout as tensors, one per parameter. Local."""
         known = self._vectors.get(id(vector))
         if known is None or known[0] is not vector:
             views, begin = [], 0
             for p in self.tensors.values():
                 views.append(as_tensor(vector[begin : begin + p.numel()]).view(p.shape))
                 begin += p.numel()
-            if len(self._vectors) > 16:  # gradients, and an optimizer's vectors
+            if len(self._vectors) > 16:  # enough for gradients and an optimizer's vectors
                 self._vectors.clear()
             known = self._vectors[id(vector)] = vector, views
         return known[1]
 
     def frozen_checksum(self) -> str:
-        """Of all frozen parameters' values: that a checkpoint goes with the same ones. Local."""
+        """Return a checksum of all frozen parameters: a checkpoint requires equal values. Local."""
         checksum = 0
         for p in self._frozen:
             checksum = checksum_of(p, checksum)
@@ -257,7 +265,7 @@ class FlatModule:
 
 
 def put(gradient: torch.Tensor | None, view: torch.Tensor) -> None:
-    """Write a parameter's gradient, dense or sparse, into a view. Local."""
+    """Write a dense or sparse gradient into a view; zeros if the gradient is None. Local."""
     if gradient is None:
         view.zero_()
     elif gradient.is_sparse:
@@ -267,11 +275,11 @@ def put(gradient: torch.Tensor | None, view: torch.Tensor) -> None:
 
 
 class GradientProbe:
-    """Some values of each gradient as backward has left it.
+    """A few values of each gradient, as backward has left them.
 
     Attributes:
-        keeps: whether backward keeps them, which costs some microseconds a parameter.
-        values: by the number of the parameter.
+        keeps: whether backward saves values; costs some microseconds per parameter.
+        values: the saved values, by the parameter's number.
     """
 
     def __init__(self) -> None:
@@ -283,7 +291,7 @@ class GradientProbe:
 
 
 def _is_mean_of(added_up: torch.Tensor | None, now: torch.Tensor, backwards: int) -> bool:
-    """Whether values are what backward has left, or that divided by the number of backwards."""
+    """Return whether `now` equals `added_up`, or `added_up` divided by the number of backwards."""
     if added_up is None:
         return False
     return torch.equal(now, added_up) or (
@@ -292,22 +300,24 @@ def _is_mean_of(added_up: torch.Tensor | None, now: torch.Tensor, backwards: int
 
 
 def _few_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Some of its values, at equal distances."""
-    return gradient.detach().reshape(-1)[:: max(1, gradient.numel() // FEW)]
+    """Return about `PROBED_VALUES` values of a gradient, equally spaced."""
+    return gradient.detach().reshape(-1)[:: max(1, gradient.numel() // PROBED_VALUES)]
 
 
 def _mover(
     number: int, view: torch.Tensor, backwards: list[int], versions: list[int], probe: GradientProbe
 ) -> Callable[[torch.Tensor], None]:
-    """Moves a gradient that backward has made to its place, and counts. What later backwards
-    compute, PyTorch adds to it there. One with a graph of its own (``create_graph=True``) stays as
-    it is until `FlatModule.gather`: the program may go on with it."""
+    """Return a hook that moves a parameter's gradient into its view and counts backwards.
+
+    Later backwards add to the view. A gradient with a graph of its own (``create_graph=True``)
+    stays in place until `FlatModule.gather`, since the program may still use the gradient.
+    """
 
     def move(parameter: torch.Tensor) -> None:
         gradient: Any = parameter.grad
         if gradient is view:
             version = view._version
-            added = version == versions[number] + 1  # else it was zeroed, say, before
+            added = version == versions[number] + 1  # else the program has changed the view
             backwards[number] = backwards[number] + 1 if added else 1
             versions[number] = version
         elif not gradient.requires_grad:
@@ -324,19 +334,19 @@ def _mover(
 
 
 def belongs_to_learner(parameter: torch.Tensor) -> bool:
-    """Whether it is a view of an open learner's vector. Local."""
+    """Return whether a parameter is a view of an open learner's vector. Local."""
     known = _wrapped.get(id(parameter))
     return known is not None and known() is parameter
 
 
 def device_of(model: Any) -> torch.device:
-    """Of a model's first trainable parameter; the CPU where there is none. Local."""
+    """Return the device of a model's first trainable parameter; the CPU if there is none. Local."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     return next((p.device for p in parameters if p.requires_grad), torch.device("cpu"))
 
 
 def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that ``state_dict`` has, by name, each without its gradient. Local."""
+    """Yield the name and the detached tensor of each persistent buffer. Local."""
     for full_name, part, name in places_of_buffers(module):
         buffer = part._buffers[name]
         assert buffer is not None
@@ -344,7 +354,7 @@ def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def places_of_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """The same buffers: the name of each, whose it is, and its name there. Local."""
+    """Yield each persistent buffer's full name, its submodule, and its name there. Local."""
     for place, part in module.named_modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
@@ -352,13 +362,15 @@ def places_of_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters, each once, and the buffers that ``state_dict`` has, by name. Local."""
+    """Return all parameters, each once, and the persistent buffers, by name. Local."""
     parameters = {plain_name(name): p.detach() for name, p in module.named_parameters()}
     return {**parameters, **dict(buffers_of(module))}
 
 
 def layout_of(model: nn.Module) -> dict[str, Any]:
-    """What the ranks must have in common of a model, beside its trainable parameters. Local."""
+    """Return dtypes and shapes that must agree on all ranks: frozen parameters and buffers.
+    Local.
+    """
     frozen = {plain_name(n): p for n, p in model.named_parameters() if not p.requires_grad}
     return {
         f"frozen parameter {name!r} of the model": _layout(p) for name, p in frozen.items()
@@ -366,7 +378,7 @@ def layout_of(model: nn.Module) -> dict[str, Any]:
 
 
 def layout_of_buffers(model: nn.Module) -> dict[str, Any]:
-    """What the ranks must have in common of a model's buffers, to make them the same. Local."""
+    """Return the buffers' dtypes and shapes, which must agree before synchronization. Local."""
     return {f"buffer {name!r} of the model": _layout(b) for name, b in buffers_of(model)}
 
 
@@ -375,5 +387,5 @@ def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, list[int]]:
 
 
 def plain_name(name: str) -> str:
-    """What a parameter of a module is called, whether or not that was compiled. Local."""
+    """Return a parameter's name without the prefix of `torch.compile`. Local."""
     return name.replace("_orig_mod.", "")

@@ -1,4 +1,4 @@
-"""What a session asks of a PyTorch model."""
+"""The objective of a training session for PyTorch models."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 class Objective(AnyObjective):
-    """A PyTorch model, its loss, and what it is judged by, for a `TrainingSession`.
+    """A PyTorch model with its loss and metrics, for a `TrainingSession`.
 
     Args:
         model: the learner's.
-        loss: given the model's outputs and the targets of some samples, their loss, a tensor of one
-            value, as the functions of `torch.nn.functional` are.
-        metrics: beside the loss, by name; each is given outputs and targets, too, and gives the
-            mean over the samples.
-        reduction: "mean" or "sum": what the loss is over the samples; the same as the learner's.
-        dtype: of inputs that come from a data set, as floats.
-        classes: that labels must be below; None: targets are any numbers.
-        samples: given a minibatch, how many samples of this rank it has: over so many `loss` is the
-            mean, or the sum. None: the length of the first axis, which all its tensors must have in
-            common; of a PackedSequence its sequences or its tokens, whichever the targets have; of
-            `data.Padded` the tokens (with reduction="sum" whatever the targets have).
+        loss: maps the model's outputs and the targets of some samples to their loss, a tensor of
+            one value, as the functions of `torch.nn.functional` do.
+        metrics: further metrics by name. Each maps outputs and targets to the mean over the
+            samples.
+        reduction: "mean" or "sum": how the loss reduces over the samples; equal to the learner's.
+        dtype: floating-point type of inputs from a data set.
+        classes: upper bound of labels (exclusive); None: targets are any numbers.
+        samples: maps a minibatch to this rank's number of samples in it, over which `loss` is the
+            mean or the sum. None: the length of the first axis, which must be equal in all tensors;
+            for a PackedSequence the number of sequences or of tokens, whichever equals the length
+            of the targets; for `data.Padded` the number of tokens (with reduction="sum" whatever
+            the targets are).
     Raises:
         UserError: an argument is not as required.
 
-    A minibatch is its inputs, and last its targets: ``model(*inputs)`` gives the outputs. An
-    input may be tuples, lists and mappings of tensors, in any depth. NumPy's arrays become tensors
-    on the model's device, also the two of `data.Padded` sequences. What does not fit that is a
-    class of one's own, derived from `parallel_sgd.Objective`.
+    A minibatch is a sequence of inputs, followed by targets: ``model(*inputs)`` gives the outputs.
+    An input may be nested tuples, lists and mappings of tensors, to any depth. NumPy arrays become
+    tensors on the model's device, including both arrays of `data.Padded` sequences. For anything
+    else derive your own class from `parallel_sgd.Objective`.
 
     Local.
 
@@ -135,7 +136,7 @@ class Objective(AnyObjective):
                 part.training = training
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, Any, Any]:
-        """The loss of some samples, the model's outputs, and what they should be.
+        """Return the loss of some samples, the model's outputs, and the targets.
 
         Raises:
             UserError: the loss is no tensor of one value.

@@ -1,4 +1,4 @@
-"""Gradients that are exchanged while backward still computes others."""
+"""Overlap of communication with backward: gradients are exchanged as soon as they are complete."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class Overlap:
-    """Tells an algorithm of each gradient that backward completes.
+    """Report each gradient to an algorithm as soon as backward has completed it.
 
-    A gradient counts by the samples of its minibatch, which are known when `step` is called, but
-    not yet in backward. It is sent with the weight that is expected, those of the minibatch that a
-    sampler has announced or of the step before; where that was wrong on a rank, all ranks exchange
-    the rest, (samples - weight) times the gradient, a second time. So there is a copy of what was
-    sent until `step`.
+    A gradient counts by the samples of its minibatch. These are known in `step`, but not yet during
+    backward. So a gradient is sent with an expected weight: the samples of the minibatch that the
+    sampler has issued, or of the step before. If the expected weight was wrong on some rank, all
+    ranks exchange the rest, (samples - weight) times the gradient, in a second exchange. A copy of
+    the sent gradients is kept until `step` for that purpose.
 
     Args:
-        module: whose gradients.
-        ready: called with the name of each parameter, when its gradient is there.
-        expected: the weight of the next minibatch's gradients; None where nobody knows: then
-            nothing is sent before `step`.
+        module: the module of the gradients.
+        ready: called with a parameter's name when its gradient is complete.
+        expected: maps a number of backwards to the expected weight of the next gradients. None as
+            the result: the weight is unknown, and nothing is sent before `step`.
 
     Attributes:
-        first: a copy of the gradient that was sent first, in the step that has gathered it.
+        first: a copy of the first gradient that was sent for the latest gathered step.
 
     Local. Memory: a second gradient.
     """
@@ -53,7 +53,7 @@ class Overlap:
         self._copy = module.gradient.like()
         self._copy_is_late = False
         views, copies = (module.views_of(g.flat) for g in (module.gradient, self._copy))
-        self._hooks = [  # after the module's own, which puts a gradient into its view
+        self._hooks = [  # run after the module's hook has filled the view
             p.register_post_accumulate_grad_hook(self._hook(number, name, view, copy))
             for number, ((name, p), view, copy) in enumerate(
                 zip(module.tensors.items(), views, copies, strict=True)
@@ -61,13 +61,13 @@ class Overlap:
         ]
 
     def release(self) -> None:
-        """Tell of nothing any more. Local."""
+        """Remove all hooks. Local."""
         for hook in self._hooks:
             hook.remove()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For a backward after which another one adds to the same gradients. Local."""
+        """Send nothing during a `with` block, for a backward whose gradients accumulate. Local."""
         self._paused = True
         try:
             yield
@@ -78,8 +78,10 @@ class Overlap:
     def gather(self, factor: float) -> tuple[list[bool], bool]:
         """Complete the gradient of the minibatch, as `FlatModule.gather` does.
 
+        Args:
+            factor: the actual weight.
         Returns:
-            Of each parameter, whether it had a gradient; and whether what was sent is not all.
+            For each parameter, whether it had a gradient; and whether this rank has a late part.
         """
         weight, sent, first = self._weight, self._sent, self._first
         self.forget()
@@ -98,7 +100,11 @@ class Overlap:
         return used, True
 
     def require_nothing_sent(self) -> None:
-        """See that a minibatch without samples had no backward. Local."""
+        """Check that a minibatch without samples had no backward. Local.
+
+        Raises:
+            UserError: gradients of this minibatch have been sent.
+        """
         if self._sent:
             raise UserError(
                 "samples=0, but backward has been called, and with overlap=True its gradients are "
@@ -106,13 +112,15 @@ class Overlap:
             )
 
     def forget(self) -> None:
-        """The minibatch is over, or has no samples. Local."""
+        """Reset at the end of a minibatch, or for a minibatch without samples. Local."""
         self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
         self._first = self.first = None
         self._copy_is_late = False
 
     def late(self) -> Parameters:
-        """What is exchanged a second time: zeros, unless this rank has such. Local."""
+        """Return this rank's vector for the second exchange: zeros if it has no late part.
+        Local.
+        """
         if not self._copy_is_late:
             self._copy.flat.fill(0)
         return self._copy
@@ -120,12 +128,12 @@ class Overlap:
     def _hook(
         self, number: int, name: str, view: torch.Tensor, copy: torch.Tensor
     ) -> Callable[[torch.Tensor], None]:
-        own = ref(self)  # else a model and a learner that nobody holds would hold each other
+        own = ref(self)  # weak: avoids a reference cycle of model and learner
 
         def complete(parameter: torch.Tensor) -> None:
             overlap = own()
             if overlap is not None and not overlap._paused:
-                if parameter.grad is not view:  # it has a graph, or the program has put it there
+                if parameter.grad is not view:  # has a graph, or was set by the program
                     put(parameter.grad, view)
                     parameter.grad = view
                 overlap._complete(name, view, copy)
@@ -134,7 +142,7 @@ class Overlap:
         return complete
 
     def _complete(self, name: str, view: torch.Tensor, copy: torch.Tensor) -> None:
-        """Backward has a parameter's gradient, in its view."""
+        """Send a parameter's gradient, which is complete in its view."""
         if not self._begun:
             self._weight, self._begun = self._expected(self._backwards), True
         if self._weight is None:

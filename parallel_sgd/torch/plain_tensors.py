@@ -1,4 +1,4 @@
-"""PyTorch's tensors, dtypes, devices and sizes as plain values: see `parallel_sgd.plain_values`."""
+"""Encoding of PyTorch's tensors, dtypes, devices and sizes as `parallel_sgd.plain_values`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..validation import shown
 
 
 def _parts_of(tensor: torch.Tensor) -> list[Any]:
-    """dtype, shape, device and bytes of a tensor, in C order.
+    """Return dtype, shape, device and bytes of a tensor, in C order.
 
     Raises:
-        UserError: it is not dense, or needs a gradient.
+        UserError: the tensor is not dense, or requires a gradient.
     """
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise UserError("is not a plain dense tensor, which alone a checkpoint can give back")
@@ -28,7 +28,9 @@ def _parts_of(tensor: torch.Tensor) -> list[Any]:
 
 
 def _tensor_of(parts: Any) -> torch.Tensor:
-    """The inverse of `_parts_of`; on the CPU where this process has no such device."""
+    """Return the tensor for the result of `_parts_of`; on the CPU if its device does not exist
+    here.
+    """
     name, shape, device, data = parts
     dtype = _dtype_of(name)
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
@@ -38,7 +40,7 @@ def _tensor_of(parts: Any) -> torch.Tensor:
         raise ValueError("a truth value must be 0 or 1")
     try:
         whole = (values.view(dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
-    except RuntimeError as error:  # PyTorch's, of a shape that is none
+    except RuntimeError as error:  # PyTorch's error for an impossible shape
         raise ValueError(str(error)) from None
     place = _device_of(device)
     if on_host():
@@ -47,7 +49,7 @@ def _tensor_of(parts: Any) -> torch.Tensor:
         return whole.to(place)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"holds a tensor on {device}, which has no room: {error}") from None
-    except (AssertionError, ImportError, RuntimeError):  # there is no such device here
+    except (AssertionError, ImportError, RuntimeError):  # no such device on this machine
         return whole
 
 

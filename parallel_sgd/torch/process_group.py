@@ -1,9 +1,9 @@
-"""PyTorch's own process group beside MPI, for whatever in a program calls torch.distributed.
+"""PyTorch's process group alongside MPI, for programs that use torch.distributed.
 
-PyTorch's ranks find each other by an address. MPI's know each other already, so they agree on one
-by MPI: rank 0 names the addresses that its host has, and all others try which of them they reach.
-What they reach it from is the network interface that gloo is told to use, for gloo by itself asks a
-name service for the host's name, which a cluster's node or a container may not have.
+PyTorch's ranks find each other through an address; MPI ranks are already connected. So the ranks
+agree on an address through MPI: rank 0 lists its host's addresses, and every rank tries to connect
+to each. The interface of the successful connection is given to gloo. By default gloo would look up
+the host's name in a name service, where nodes of a cluster and containers may be missing.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from ..errors import UserError
 from ..validation import instance, line_of
 from .refusals import require_not_fault_tolerant
 
-INTERFACE = "GLOO_SOCKET_IFNAME"  #: the variable that gloo reads
+INTERFACE = "GLOO_SOCKET_IFNAME"  #: gloo's environment variable
 LOOPBACK = "127.0.0.1"
-TRY_S = 2.0  #: for a connection to one address
-SIOCGIFADDR = 0x8915  #: Linux's call for an interface's address
+CONNECT_TIMEOUT_S = 2.0  #: timeout of a connection to an address
+SIOCGIFADDR = 0x8915  #: Linux's ioctl for an interface's address
 
 
 def init_process_group(
     comm: Communicator, *, backend: str = "gloo", timeout_s: float | None = None
 ) -> None:
-    """`torch.distributed.init_process_group` over the ranks of `comm`, with the same numbers.
+    """Call `torch.distributed.init_process_group` for the ranks of `comm`, with equal rank numbers.
 
     Args:
-        comm: the ranks: every process of them is to have one process group.
-        backend: PyTorch's, gloo among them: "gloo", or "cpu:gloo,cuda:nccl".
-        timeout_s: longest wait in a collective of the process group, in seconds; `comm.timeout_s`
-            if not given.
+        comm: the ranks of the process group.
+        backend: PyTorch's backend, including gloo: "gloo", or "cpu:gloo,cuda:nccl".
+        timeout_s: longest wait in a collective of the process group, in seconds; default
+            `comm.timeout_s`.
     Raises:
-        SharedError: on all ranks, with one line: there is a process group, ranks do not reach
-            each other, or they survive each other (`run --survive`).
+        SharedError: on all ranks, with one line: a process group exists already, ranks cannot
+            connect to each other, or the ranks are fault-tolerant (`run --survive`).
 
-    Sets GLOO_SOCKET_IFNAME in this process's environment, unless the user has set it: then it says
-    which interface counts. Only IPv4. `torch.distributed.destroy_process_group()` is the user's to
-    call. Collective. Cost: some milliseconds, and for each address that cannot be reached 2 s.
+    Sets GLOO_SOCKET_IFNAME in this process's environment, unless already set; a variable set by the
+    user selects the interface. IPv4 only. The user calls
+    `torch.distributed.destroy_process_group()`. Collective. Cost: some milliseconds, and 2 s for
+    each unreachable address.
 
         comm = psgd.Communicator.world()
         psgd.torch.init_process_group(comm)
@@ -61,7 +62,7 @@ def init_process_group(
     os.environ.setdefault(INTERFACE, _interface_of(own))
     timeout = timedelta(seconds=seconds)
     try:
-        # What one rank lacks is known before the others wait for it.
+        # A failure of one rank is known to all before any rank waits in PyTorch.
         comm.together(lambda: _require_device(os.environ[INTERFACE]))
         store, port = None, 0
         if comm.rank == 0:
@@ -93,7 +94,8 @@ def _checked(comm: Communicator, timeout_s: float | None) -> float:
 
 
 def _rendezvous(comm: Communicator) -> tuple[str, str]:
-    """An address of rank 0 that all ranks reach, and this rank's own that it does so from.
+    """Return an address of rank 0 reachable from all ranks, and this rank's own address for that
+    connection.
 
     Collective.
     """
@@ -110,8 +112,8 @@ def _rendezvous(comm: Communicator) -> tuple[str, str]:
             own = address if comm.rank == 0 else _probe(address, port, token)
             if own is not None:
                 reached[address] = own
-        everywhere = comm.allgather_object([*reached])
-    common = [address for address in addresses if all(address in has for has in everywhere)]
+        gathered = comm.allgather_object([*reached])
+    common = [address for address in addresses if all(address in has for has in gathered)]
     listed = ", ".join(addresses)
     missing = None if reached else f"init_process_group: cannot reach rank 0 at {listed}"
     comm.raise_together(missing)
@@ -126,13 +128,16 @@ def _rendezvous(comm: Communicator) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _listening() -> Iterator[tuple[list[str], int, bytes]]:
-    """At rank 0: its addresses, and the port where it answers with a token, until the end."""
+    """Listen on rank 0 for a `with` block: yield its addresses, the port, and a token.
+
+    A thread answers each connection with the token, until the block ends.
+    """
     token = secrets.token_bytes(16)
     with socket.create_server(("", 0), backlog=1024) as server:
         thread = threading.Thread(target=_answer, args=(server, token), daemon=True)
         thread.start()
         yield _addresses(), server.getsockname()[1], token
-        server.shutdown(socket.SHUT_RDWR)  # which ends `accept`
+        server.shutdown(socket.SHUT_RDWR)  # ends `accept`
         thread.join()
 
 
@@ -145,19 +150,19 @@ def _answer(server: socket.socket, token: bytes) -> None:
 
 
 def _probe(address: str, port: int, token: bytes) -> str | None:
-    """This rank's address as it reaches rank 0 at one of its own; None where it does not."""
+    """Return this rank's own address in a connection to rank 0; None if the connection fails."""
     with (
         contextlib.suppress(OSError),
-        socket.create_connection((address, port), timeout=TRY_S) as connection,
+        socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S) as connection,
     ):
         received = connection.recv(len(token), socket.MSG_WAITALL)
         own: str = connection.getsockname()[0]
-        return own if received == token else None  # or something else listens there
+        return own if received == token else None  # None: another program listens there
     return None
 
 
 def _addresses() -> list[str]:
-    """Of this host, the loopback's first; of the user's interface alone where one is given."""
+    """Return this host's addresses, the loopback's first; only the user's interface if set."""
     every = _interfaces()
     chosen = os.environ.get(INTERFACE)
     if chosen is not None:
@@ -167,7 +172,7 @@ def _addresses() -> list[str]:
 
 
 def _interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one."""
+    """Return the IPv4 address of each network interface with an address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
@@ -179,7 +184,7 @@ def _interfaces() -> dict[str, str]:
 
 
 def _interface_of(address: str) -> str:
-    """The name of the interface that has an address; the loopback's has many."""
+    """Return the name of the interface with an address; the loopback has many addresses."""
     by_address = {own: name for name, own in _interfaces().items()}
     usual = by_address.get(LOOPBACK, "lo") if address.startswith("127.") else ""
     return by_address.get(address, usual)

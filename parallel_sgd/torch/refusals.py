@@ -1,4 +1,4 @@
-"""What cannot be trained: modules and optimizers, each refused in one line."""
+"""Refusals of models and optimizers unsuited to training, each with a one-line error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def require_not_fault_tolerant(comm: Communicator, what: str) -> None:
-    """Refuse ranks that go on where some have died: PyTorch's process group cannot. Local.
+    """Refuse fault-tolerant ranks: PyTorch's process group cannot continue after a failure. Local.
 
     Raises:
-        UserError: they do.
+        UserError: the ranks are fault-tolerant.
     """
     if comm.fault_tolerant:
         raise UserError(
@@ -30,10 +30,10 @@ def require_not_fault_tolerant(comm: Communicator, what: str) -> None:
 
 
 def require_plain(module: Any) -> None:
-    """Refuse what is no module that a rank holds whole and alone. Local.
+    """Refuse anything but a module held whole by every rank. Local.
 
     Raises:
-        UserError: naming what it is, and what to give instead.
+        UserError: naming the unsuited part, and a replacement.
     """
     if not isinstance(module, nn.Module):
         raise UserError(f"model must be a torch.nn.Module: it is {kind_of(module)}")
@@ -59,7 +59,7 @@ def require_plain(module: Any) -> None:
 
 
 def require_unchanged_by_forward(module: nn.Module) -> None:
-    """Refuse parameters that a forward pass changes, on each rank by the samples there. Local.
+    """Refuse parameters changed by a forward pass, since each rank has different samples. Local.
 
     Raises:
         UserError: an embedding has a `max_norm`.
@@ -79,7 +79,7 @@ def require_dense(buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse buffers that cannot be sent, averaged and saved. Local.
 
     Raises:
-        UserError: one is sparse, quantized, or expanded.
+        UserError: a buffer is sparse, quantized, or expanded.
     """
     for name, buffer in buffers:
         expanded = any(
@@ -101,8 +101,8 @@ def require_equal(tensors: dict[str, nn.Parameter]) -> None:
     """Refuse parameters that cannot be views of one vector. Local.
 
     Raises:
-        UserError: there are none, or one is on another device, of another dtype, on `meta`, lazy,
-            distributed, or sparse; or two lie in the same memory.
+        UserError: there are none; a parameter is on another device, of another dtype, on `meta`,
+            lazy, distributed, or sparse; or two parameters share memory.
     """
     if not tensors:
         raise UserError("model has no trainable parameter (requires_grad=True)")
@@ -152,10 +152,10 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def require_optimizer_of(optimizer: Any, tensors: Mapping[str, nn.Parameter]) -> None:
-    """Refuse an optimizer that does not update these parameters, or cannot with a plain `step()`.
+    """Refuse an optimizer that lacks these parameters, or needs more than a plain `step()`.
 
     Raises:
-        UserError: naming the parameter, or what the optimizer needs.
+        UserError: naming the parameter, or the optimizer's requirement.
 
     Local.
     """

@@ -1,4 +1,4 @@
-"""Which samples of a data set are whose: for PyTorch's DataLoader."""
+"""A batch sampler for PyTorch's DataLoader that splits minibatches across ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loader_seed import LoaderSeed
 
 
 class MinibatchSampler(Sampler[list[int]]):
-    """Deals the samples of a data set that every rank can read out to the ranks, in minibatches.
+    """Split a data set, readable by every rank, into minibatches for the ranks.
 
         loader = DataLoader(dataset, batch_sampler=psgd.torch.sampler(dataset, learner, 256))
         for epoch in loader.batch_sampler.epochs(20):
@@ -27,40 +27,40 @@ class MinibatchSampler(Sampler[list[int]]):
                 loss.backward()
                 learner.step(samples=len(x))
 
-    The minibatches of all ranks are those of `parallel_sgd.data.Source`: minibatch t of an epoch is
-    the t-th run of `minibatch_size` samples in an order drawn from (seed, epoch) alone, and rank k
-    gets the k-th of its contiguous parts. So every sample is used once in an epoch, and the joint
-    minibatches are the same, on any number of ranks. Where an epoch's last minibatch has fewer
-    samples than there are ranks, a rank without one is given a sample all the same, since a
-    DataLoader cannot give it nothing: the learner counts what it computes of that as nothing.
+    The minibatches are those of `parallel_sgd.data.Source`: minibatch t of an epoch is the t-th run
+    of `minibatch_size` samples in an order drawn from (seed, epoch) alone, and rank k gets the k-th
+    of its contiguous parts. So every sample is used once per epoch, and the joint minibatches are
+    the same for any number of ranks. If an epoch's last minibatch has fewer samples than there are
+    ranks, a rank without a sample still gets one as a filler, since a DataLoader cannot return an
+    empty minibatch. The learner ignores the filler's gradient.
 
-    Where the next minibatch begins is the learner's clock, ``learner.samples``, and nothing else:
-    after `load_checkpoint` the loader goes on in the midst of an epoch. Minibatches may be fetched
-    ahead by workers of the DataLoader.
+    The position in the data is the learner's clock, ``learner.samples``, and nothing else: after
+    `load_checkpoint` the loader continues within the epoch. Workers of the DataLoader may prefetch
+    minibatches.
 
-    Each epoch takes one number from PyTorch's generator, however many passes a DataLoader begins in
-    it: so training with dropout resumes bit for bit. What a data set draws in workers of the
-    DataLoader does not: in the midst of an epoch they begin with another seed.
+    Each epoch takes a single number from PyTorch's generator, however many passes a DataLoader
+    begins in the epoch, so training with dropout resumes bit for bit. Random numbers drawn by a
+    data set in DataLoader workers do not resume: within an epoch, the workers of a resumed run have
+    another seed.
 
     Args:
-        dataset: with a length, or that length. Of a `parallel_sgd.data.Dataset` whose samples are
-            best read in groups, the order is that of a `Source`.
-        learner: which is trained on them.
-        minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
-            the samples that all ranks have seen to such, ``{0: 64, 100_000: 256}``, or a function
-            of them.
+        dataset: an object with a length, or that length. For a `parallel_sgd.data.Dataset` best
+            read in groups of samples, the order is that of a `Source`.
+        learner: the learner that trains on the samples.
+        minibatch_size: samples of all ranks in a minibatch, at least 1; or a mapping from the clock
+            (samples of all ranks so far) to sizes, ``{0: 64, 100_000: 256}``, or a function of the
+            clock.
         seed: an integer of at least 0, the same on all ranks.
-        shuffle: False takes the samples in their own order in every epoch.
-        drop_last: leave out an epoch's last minibatch where it would be a shorter one (BatchNorm
-            cannot train on a single sample).
-        start: samples that the learner had seen before this sampler's first one, where it has
-            already been trained on other data.
+        shuffle: False keeps the samples in their own order in every epoch.
+        drop_last: drop an epoch's last minibatch if shorter than the rest (BatchNorm cannot train
+            on a single sample).
+        start: the learner's clock at the beginning of this sampler's first epoch, for a learner
+            already trained on different data.
     Raises:
-        UserError: on all ranks, if an argument is not as required on any, or differs.
+        UserError: on all ranks, if an argument is not as required on any rank, or differs.
 
-    Creation is collective; for ranks that only serve there are no minibatches. Each pass is one
-    epoch, or what the learner has not seen of it; all ranks make the same passes. In memory: 8
-    bytes a sample.
+    Creation is collective. Ranks that only serve get no minibatches. Each pass is an epoch, or the
+    rest of an epoch; all ranks make the same passes. Memory: 8 bytes per sample.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MinibatchSampler(Sampler[list[int]]):
             if isinstance(dataset, Dataset) and has_groups(dataset):
                 self._grouped = dataset
             self.samples_per_epoch = self.samples
-            if drop_last:  # of minibatches of one size
+            if drop_last:  # requires minibatches of equal size
                 size = integer("minibatch_size", minibatch_size, 1, most=self.samples)
                 self.samples_per_epoch -= self.samples % size
         except UserError as error:
@@ -96,7 +96,7 @@ class MinibatchSampler(Sampler[list[int]]):
         if getattr(learner, "serves", False):
             return
         self._problem, self._agreed_generation = problem, -1
-        model = getattr(learner, "model_state", None)  # with generators that checkpoints keep
+        model = getattr(learner, "model_state", None)  # holds the generators' states in checkpoints
         self._seed = None if model is None else LoaderSeed(model.generators().values())
         if self._recovery is None:
             self._agree()
@@ -106,8 +106,9 @@ class MinibatchSampler(Sampler[list[int]]):
         return getattr(self.learner, "recovery", None)
 
     def _agree(self) -> None:
-        """See that the ranks agree. Collective, once for each group of ranks: one that joins comes
-        here as it begins, and the others as they go on."""
+        """Check that the arguments agree on all ranks. Collective, once per group of ranks: a
+        joining rank calls `_agree` as it begins, the remaining ranks as they continue.
+        """
         comm = self.learner.comm
         generation = getattr(comm, "generation", 0)
         if generation == self._agreed_generation:
@@ -127,11 +128,11 @@ class MinibatchSampler(Sampler[list[int]]):
         self._agreed_generation = generation
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that the learner has not finished, up to `count`: one pass over
-        the DataLoader for each.
+        """Yield the number of each unfinished epoch below `count`: make a pass over the DataLoader
+        for each.
 
-        Collective where ranks survive each other, else local. An epoch into which training has gone
-        back after its pass had ended is given again.
+        If training rolls back into an epoch after its pass has ended, the epoch is yielded again.
+        Collective if the ranks are fault-tolerant; otherwise local.
         """
         integer("epochs", count, 1)
         if getattr(self.learner, "serves", False):
@@ -144,7 +145,7 @@ class MinibatchSampler(Sampler[list[int]]):
             yield from self._whole_epoch(number)
 
     def _whole_epoch(self, number: int) -> Iterator[int]:
-        """An epoch's number; again, where ranks have died and some of it is left."""
+        """Yield an epoch's number; again if ranks have failed and part of the epoch is left."""
         while True:
             before = self._rollbacks()
             yield number
@@ -154,11 +155,11 @@ class MinibatchSampler(Sampler[list[int]]):
                 return
 
     def _rollbacks(self) -> int:
-        """How often training has gone back."""
+        """Return the number of rollbacks so far."""
         return 0 if self._recovery is None else int(self._recovery.times)
 
     def __len__(self) -> int:
-        """Minibatches of the epoch that the learner stands in."""
+        """Return the number of minibatches in the learner's present epoch."""
         end, count = self.samples_per_epoch, 0
         begin = self._epoch_at(self.learner.samples) * end + self.start
         seen = 0
@@ -167,8 +168,9 @@ class MinibatchSampler(Sampler[list[int]]):
         return count
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's samples of each minibatch, to the end of the epoch that the learner stands
-        in."""
+        """Yield this rank's sample indexes of each minibatch, up to the end of the present
+        epoch.
+        """
         if getattr(self.learner, "serves", False):
             return iter(())
         if self._seed is not None:
@@ -176,7 +178,7 @@ class MinibatchSampler(Sampler[list[int]]):
         return ResumableIterator(self._pass())
 
     def _pass(self) -> Iterator[list[int] | None]:
-        """The minibatches of a pass; None where there is nothing more at present."""
+        """Yield the minibatches of a pass; None while no minibatch is available."""
         learner = self.learner
         self._agree_after_failure()
         with learner.feed() as feed:
@@ -200,11 +202,11 @@ class MinibatchSampler(Sampler[list[int]]):
                     feed.begin_again()
 
     def _align_seed(self, begin: int, samples: int) -> None:
-        """See that the epoch takes one number from PyTorch's generators.
+        """Make the epoch take a single number from PyTorch's generators.
 
         Args:
-            begin: samples at which the epoch begins.
-            samples: where the pass begins.
+            begin: the clock at the beginning of the epoch.
+            samples: the clock at the beginning of the pass.
         """
         if self._seed is not None:
             state = cast(Any, self.learner).model_state
@@ -212,7 +214,7 @@ class MinibatchSampler(Sampler[list[int]]):
             state.epoch = begin
 
     def _minibatches(self, feed: FeedView, end: int) -> Generator[list[int], None, list[int]]:
-        """From where the learner stands to `end`; the last one, once more, is what it returns."""
+        """Yield the minibatches from the learner's clock to `end`. Return the last minibatch."""
         position, number, indexes = feed.samples - self.start, -1, list[int]()
         while position < end:
             if number != position // self.samples_per_epoch:
@@ -231,11 +233,14 @@ class MinibatchSampler(Sampler[list[int]]):
         return indexes
 
     def _until_trained(self, feed: FeedView, last: list[int]) -> Iterator[list[int] | None]:
-        """Where minibatches are fetched ahead: one more, of which no step takes notice, so that the
-        next one is asked for when all steps have been taken, and ranks may have died in them."""
+        """Yield a discarded filler minibatch after the last, if minibatches are prefetched.
+
+        The DataLoader then asks for the next minibatch only after all steps have been taken, and
+        ranks may have failed in these steps.
+        """
         one_more = False
         while not feed.trained:
-            if one_more or self._has_gradients():  # several minibatches are added up for a step
+            if one_more or self._has_gradients():  # gradient accumulation
                 yield None
             else:
                 feed.announce_discarded(len(last))
@@ -247,7 +252,7 @@ class MinibatchSampler(Sampler[list[int]]):
         return model is not None and any(p.grad is not None for p in model.parameters())
 
     def _agree_after_failure(self) -> None:
-        """`_agree`, again where ranks have died in it, for a learner that can go on."""
+        """Call `_agree`, with a retry if ranks fail, for a fault-tolerant learner."""
         if self._recovery is not None:
             cast(Any, self.learner).surviving(self._agree)
 
@@ -261,11 +266,12 @@ class MinibatchSampler(Sampler[list[int]]):
 
 
 class ResumableIterator:
-    """An iterator that goes on after its end, where there is more by then: a DataLoader with
-    workers asks at each minibatch for one further ahead.
+    """An iterator that can continue after StopIteration, once more minibatches are available.
+
+    A DataLoader with workers asks for a further minibatch ahead as each minibatch is used.
 
     Args:
-        given: None where there is nothing at present.
+        given: yields None while no minibatch is available.
     """
 
     def __init__(self, given: Iterator[list[int] | None]) -> None:

@@ -1,4 +1,4 @@
-"""A module's buffers as they were: forward passes change them before anybody sees a gradient."""
+"""Copies of a module's buffers: forward passes change buffers before a gradient can be checked."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .module import buffers_of
 
 
 class SavedBuffers:
-    """The statistics of BatchNorm and the like, to be put back where a minibatch is left out.
+    """Save buffers such as BatchNorm's statistics, and restore them if a minibatch is skipped.
 
     Args:
-        model: whose.
+        model: the module of the buffers.
 
-    Local. Memory: a copy of them.
+    Local. Memory: a copy of the buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:

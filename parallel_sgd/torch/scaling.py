@@ -1,4 +1,4 @@
-"""The loss scale of 16-bit gradients, decided on by all ranks together."""
+"""The loss scale of 16-bit gradients: a GradScaler driven by all ranks together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..validation import shown
 
 
 def require_scaler(scaler: Any) -> None:
-    """Refuse what is no `torch.amp.GradScaler`. Local.
+    """Require a `torch.amp.GradScaler`. Local.
 
     Raises:
-        UserError: it is not one.
+        UserError: the value has another type.
     """
     if not isinstance(scaler, torch.amp.GradScaler):
         raise UserError(f"scaler={shown(scaler)} must be a torch.amp.GradScaler, or None")
 
 
 class Scaling:
-    """A `torch.amp.GradScaler` at work, by its public functions alone.
+    """Drive a `torch.amp.GradScaler` through its public functions alone.
 
-    It is told of each minibatch, whether it overflowed, through a parameter of its own: the ranks
-    see overflows themselves, before they exchange anything.
+    The ranks detect overflows themselves, before they exchange gradients. The scaler learns of each
+    minibatch's overflow through the gradient of a parameter of this class.
 
     Args:
-        scaler: it.
+        scaler: the GradScaler.
         device: of the model.
 
     Local.
@@ -40,16 +40,16 @@ class Scaling:
 
     @property
     def scale(self) -> float:
-        """By which gradients are too large now."""
+        """The present factor of the loss, and so of gradients."""
         return float(self.scaler.get_scale())
 
     def require_scaled(self, optimizer: Any) -> None:
-        """See that gradients still are as large as `scale` says.
+        """Check that gradients still have the factor `scale`.
 
         Args:
-            optimizer: PyTorch's, whose gradients are taken away from it for the moment.
+            optimizer: PyTorch's. Its gradients are set to None for the duration of the check.
         Raises:
-            UserError: the scaler has unscaled them.
+            UserError: the scaler has already unscaled the gradients.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in parameters]
@@ -58,7 +58,7 @@ class Scaling:
         try:
             for p in parameters:
                 p.grad = None
-            self.scaler.unscale_(optimizer)  # nothing; but it refuses to be called twice
+            self.scaler.unscale_(optimizer)  # unscales nothing, but fails on a second call
         except RuntimeError as error:
             raise UserError(
                 "scaler.unscale_(optimizer) was called, but learner.step() unscales gradients: "
@@ -69,16 +69,20 @@ class Scaling:
                 p.grad = gradient
 
     def reset(self) -> None:
-        """The minibatch has not come to an end: forget that its gradients were looked at."""
+        """Discard the scaler's record of an unfinished minibatch."""
         if self.scaler.is_enabled():
             self.scaler.scale(self._flag.detach())
             self.scaler.update(self.scale)
 
     def update(self, *, overflow: bool) -> None:
-        """The minibatch is over: a new scale, by the scaler's own rule."""
+        """Update the scale at the end of a minibatch, by the scaler's own rule.
+
+        Args:
+            overflow: whether a gradient of any rank has overflowed.
+        """
         if not self.scaler.is_enabled():
             return
-        self.scaler.scale(self._flag.detach())  # on a rank that has had no loss yet
+        self.scaler.scale(self._flag.detach())  # initializes a scaler without a loss so far
         self._flag.grad = torch.full_like(self._flag, float("inf") if overflow else 0.0)
         self.scaler.unscale_(self._flag_optimizer)
         self.scaler.step(self._flag_optimizer)

@@ -1,4 +1,4 @@
-"""A PyTorch model of which nothing is known but what it is to learn."""
+"""Objectives, seeds and initial values for PyTorch models given by the command line."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ def objective_for(
     values: Mapping[str, Any] | None = None,
     name: str = "initial_model",
 ) -> Objective:
-    """The objective of a module that learns one of the tasks of `parallel_sgd.data`.
+    """Return the objective of a module for a task of `parallel_sgd.data`.
 
     Args:
-        model: a module; it is moved to `device`.
-        classes: of labels, where the task has classes.
-        values: of its parameters and buffers, to begin with, read from what `name` says.
+        model: a module; moved to `device`.
+        task: "classification", "regression", or "multi-label".
+        classes: the number of classes, for tasks with labels.
+        device: PyTorch's name of a device.
+        values: initial parameters and buffers, by name; None: unchanged.
+        name: where `values` were read from, for errors.
     Raises:
-        UserError: it is no module, or the values are of another one.
+        UserError: the model is no module, or the values are for another module.
 
     Local.
     """
@@ -50,10 +53,10 @@ def objective_for(
 
 
 def outputs_of(model: nn.Module, x: Any) -> Any:
-    """Return what a module in `eval` mode gives for inputs: an array [m, outputs] of NumPy's.
+    """Return a module's outputs in `eval` mode, as a NumPy array [m, outputs].
 
     Args:
-        x: [m, …], an array, moved to where the module is.
+        x: [m, …], an array; moved to the module's device.
 
     Local.
     """
@@ -64,20 +67,22 @@ def outputs_of(model: nn.Module, x: Any) -> Any:
 
 
 def seed_initial_values(seed: int) -> None:
-    """Seed PyTorch's generators for a model's initial values: alike on all ranks. Local, but for
-    the whole process."""
+    """Seed PyTorch's generators for a model's initial values, equally on all ranks. Local; affects
+    the whole process.
+    """
     torch.manual_seed(seed % 2**63)
 
 
 def seed_training(seed: int, rank: int) -> None:
-    """Seed PyTorch's generators for training: those of dropout, say, which are to differ between
-    ranks. Local, but for the whole process."""
+    """Seed PyTorch's generators for training, such as dropout's, differently on each rank. Local;
+    affects the whole process.
+    """
     own = np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(own[0]))
 
 
 def task_loss(task: str) -> tuple[Loss, dict[str, Metric]]:
-    """The loss and the metrics of a task of `parallel_sgd.data`. Local."""
+    """Return the loss and the metrics of a task of `parallel_sgd.data`. Local."""
     functional = torch.nn.functional
     if task == "classification":
         return functional.cross_entropy, {"accuracy": _accuracy}
@@ -108,14 +113,14 @@ def _label_accuracy(outputs: Any, y: Any) -> Any:
 
 
 def set_values(model: nn.Module, values: Mapping[str, Any], *, name: str) -> None:
-    """Make a model's parameters and buffers these, before its learner is made.
+    """Set a model's parameters and buffers, before its learner is made.
 
     Args:
-        values: an array for each, by name: as `Learner.model_arrays` gives them.
-        name: of what they were read from.
+        values: an array for each, by name, as from `Learner.model_arrays`.
+        name: where the values were read from, for errors.
     Raises:
-        UserError: names or shapes differ, a trainable parameter is not finite, or a buffer is of
-            another kind of numbers; nothing has changed then.
+        UserError: names or shapes differ, a trainable parameter is not finite, or a buffer has
+            another kind of dtype; the model is then unchanged.
 
     Local.
     """

@@ -1,1 +1,1 @@
-"""DistributedDataParallel with a compressed exchange: a communication hook."""
+"""A communication hook for DistributedDataParallel, with a compressed exchange."""

@@ -1,4 +1,4 @@
-"""One of DDP's buckets: its sum over all ranks, and what is kept of it by parameter."""
+"""The sum of a single DDP bucket over all ranks, with residuals by parameter."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Array = Any  #: a NumPy or CuPy array
 
 @dataclass(frozen=True)
 class ParameterResidual:
-    """What one rank's messages of one parameter have lost so far; see `exchange.Residuals`.
+    """The compression error of one rank's messages for one parameter; see `exchange.Residuals`.
 
     Attributes:
         worker_error: [values of the parameter], of this rank's messages to owners.
-        owner_error: [some of them], of its messages as their owner.
-        owner_begin: where these begin in the parameter.
+        owner_error: [some values of the parameter], of this rank's messages as their owner.
+        owner_begin: position of `owner_error` in the parameter.
     """
 
     worker_error: Array
@@ -33,20 +33,20 @@ class ParameterResidual:
 
 
 class BucketSum:
-    """Sums one bucket over all ranks, time and again, with residuals that know their parameters.
+    """Sum a bucket over all ranks, repeatedly, with residuals by parameter.
 
     Args:
-        sizes: of the bucket's parameters by name, in the order in which they lie in it.
-        vector: [n] of the bucket, of which only kind and dtype count.
-        comm: the ranks; nothing else may use it while a sum is under way.
+        sizes: sizes of the bucket's parameters by name, in the order of the bucket.
+        vector: [n] the bucket, of which only kind and dtype are used.
+        comm: the ranks; not for any other use while a sum is in progress.
         options: of the exchange.
         plan: of the exchange.
-        bits: a value, for parameters without bits of their own.
+        bits: per value, for parameters without bits of their own.
 
     Attributes:
         sizes: as given.
 
-    Creation is local. Memory: as `Exchange`, and residuals unless nothing is ever lost.
+    Creation is local. Memory: see `Exchange`, plus residuals unless the exchange is lossless.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BucketSum:
         self._residuals = None if self._lossless else self._exchange.residuals(layout)
 
     def use(self, bits: float, vector: Array) -> None:
-        """From now on send so many bits a value. Residuals stay. Local."""
+        """Set the bits per value from now on. Residuals stay. Local."""
         if bits != self._bits:
             self._bits, before = bits, self._exchange
             self._exchange = self._exchange_of(self._layout(vector))
@@ -79,21 +79,21 @@ class BucketSum:
 
     @property
     def fewest_bits(self) -> float:
-        """Of any value."""
+        """The smallest number of bits of any value."""
         (codec,) = self._exchange.codecs
         return 32 if codec is None else codec.bits
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank to others. Local."""
+        """Bytes sent by this rank. Local."""
         return self._exchange.bytes_sent
 
     def mean(self, vector: Array) -> None:
-        """Replace `vector` by its sum over all ranks, divided by their number.
+        """Replace `vector` by its mean over all ranks.
 
         Args:
-            vector: [n] finite, on the current device; the same bits on all ranks on return, and
-                done on its GPU.
+            vector: [n] finite, on the current device. On return it is bitwise equal on all ranks,
+                and its GPU is done.
 
         Collective.
         """
@@ -101,14 +101,16 @@ class BucketSum:
         vector /= self._comm.size
 
     def scale_residuals(self, factor: float) -> None:
-        """As the unit of what is summed changes. Local."""
+        """Multiply the residuals by `factor`, as the unit of gradients changes. Local."""
         if self._residuals is not None:
             self._residuals.worker_error *= factor
             for error in self._residuals.owner_error.values():
                 error *= factor
 
     def residuals(self) -> dict[str, ParameterResidual]:
-        """Of every parameter by name: views, which the next sum changes. Local."""
+        """Return the residual of every parameter, by name: views, changed by the next sum.
+        Local.
+        """
         if self._residuals is None:
             return {}
         owned, error = self._owned
@@ -123,36 +125,36 @@ class BucketSum:
         return kept
 
     def set_residuals(self, kept: Mapping[str, ParameterResidual]) -> None:
-        """Go on with these; zero for parameters that have none.
+        """Replace the residuals; zeros for parameters without a given residual.
 
-        The owner's error of values that this rank does not own any more becomes a worker's: it
-        is sent to their owner with the next sum. So the sum of all residuals over all ranks is
-        conserved, and where this rank owns what it did everything stays as it was. Local.
+        An owner error for values no longer owned by this rank becomes a worker error, sent to the
+        values' present owner in the next sum. So the sum of all residuals over all ranks is
+        conserved, and nothing changes for values still owned by this rank. Local.
         """
         if self._residuals is None:
             return
         self._residuals.reset()
-        self._residuals.has_non_owned = True  # another rank of the host may lead now
+        self._residuals.has_non_owned = True  # the host's leader may have changed
         worker, (owned, error) = self._residuals.worker_error, self._owned
         xp = array_module(worker)
         for name, place in self._places.items():
             if name not in kept:
                 continue
-            one = kept[name]
-            worker[place] += xp.asarray(one.worker_error)
-            lost, first = xp.asarray(one.owner_error), place.start + one.owner_begin
+            residual = kept[name]
+            worker[place] += xp.asarray(residual.worker_error)
+            lost, first = xp.asarray(residual.owner_error), place.start + residual.owner_begin
             begin, end = _common(owned, slice(first, first + lost.size))
             error[begin - owned.start : end - owned.start] += lost[begin - first : end - first]
             worker[first:begin] += lost[: begin - first]
             worker[end : first + lost.size] += lost[end - first :]
 
     def close(self) -> None:
-        """Let go of all buffers. Local."""
+        """Free all buffers. Local."""
         self._exchange.close()
 
     @property
     def _owned(self) -> tuple[slice, Array]:
-        """Where this rank's stripe lies in the bucket, and its owner's error."""
+        """This rank's stripe of the bucket, and the owner error of the stripe."""
         assert self._residuals is not None
         ((name, owned),) = self._exchange.owned.items()
         return owned, self._residuals.owner_error[name]
@@ -175,6 +177,6 @@ class BucketSum:
 
 
 def _common(owned: slice, place: slice) -> tuple[int, int]:
-    """Where what both slices have begins and ends; an empty place within both bounds if nothing."""
+    """Return begin and end of the overlap of two slices; an empty range within both if disjoint."""
     begin = min(max(owned.start, place.start), place.stop)
     return begin, max(begin, min(owned.stop, place.stop))

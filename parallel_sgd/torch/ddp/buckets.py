@@ -1,8 +1,8 @@
-"""All of DDP's buckets: how each is summed, and where residuals go as DDP builds them anew.
+"""All DDP buckets: the sum of each, and the residuals when DDP rebuilds its buckets.
 
-DDP first cuts the parameters as they were registered, and after its first iteration once more, in
-the order in which backward has come to their gradients. So residuals belong to parameters: what a
-bucket that is no more has kept of them, the buckets that have them now go on with.
+DDP first forms buckets in the order of registration of the parameters. After the first iteration it
+rebuilds them in the order of gradients in backward. So residuals belong to parameters: the
+residuals of a removed bucket move to the buckets with its parameters.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Array = Any  #: a NumPy or CuPy array
 
 @dataclass(frozen=True)
 class Job:
-    """One bucket of an iteration.
+    """A bucket of an iteration.
 
     Attributes:
-        index, last, parameters, buffer: as DDP's bucket has them.
-        future: to be completed with the buffer.
-        filled: on a GPU, when the buffer is.
-        done: whether this has been summed, or has failed.
+        index, last, parameters, buffer: from DDP's bucket.
+        future: completed with the buffer.
+        filled: on a GPU, the event of the filled buffer.
+        done: whether the sum is complete, or has failed.
     """
 
     index: int
@@ -61,22 +61,24 @@ class Job:
         return cls(bucket.index(), bucket.is_last(), [*bucket.parameters()], buffer, future, filled)
 
     def wait(self) -> None:
-        """Until the buffer is filled."""
+        """Wait until the buffer is filled."""
         if self.filled is not None:
             self.filled.synchronize()
 
     def end(self, vector: Array) -> None:
-        """The buffer, as `vector`, has what DDP is to go on with."""
+        """Complete the future: the buffer, as `vector`, has the result for DDP."""
         finish_on_device(vector)
         self.future.set_result(self.buffer)
 
 
 class Buckets:
-    """
+    """The sums of all buckets, and the residuals of all parameters.
+
     Args:
-        comm: the ranks, for this alone.
+        comm: the ranks, for exclusive use.
         options: of all exchanges.
-        named: the parameters by name; None numbers them as they come: "0", "1", ...
+        named: the parameters by name; None numbers the parameters in order of appearance: "0", "1",
+            ...
 
     Creation is local.
     """
@@ -88,35 +90,38 @@ class Buckets:
         named: Mapping[str, torch.Tensor] | None,
     ) -> None:
         self._comm, self._options, self._numbered = comm, options, named is None
-        # The parameters are held, so that no other one is ever at the place of one in memory.
+        # Parameters are kept alive, so that their ids stay unique.
         self._named = {id(tensor): (name, tensor) for name, tensor in (named or {}).items()}
         self._buckets: list[tuple[tuple[int, ...], BucketSum]] = []
-        self._kept: dict[str, ParameterResidual] = {}  #: of parameters that no bucket has
+        self._kept: dict[str, ParameterResidual] = {}  #: of parameters in no bucket
         self._plans: dict[bool, ExchangePlan] = {}
         self._measured: Measured | None = None
-        self._bytes_sent = 0  #: of buckets that are no more
+        self._bytes_sent = 0  #: by removed buckets
 
     def __getitem__(self, index: int) -> BucketSum:
         return self._buckets[index][1]
 
     def has(self, index: int, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether a bucket is known, with just these parameters. Local."""
+        """Return whether a bucket is known with exactly these parameters. Local."""
         ids = tuple(map(id, parameters))
         return index < len(self._buckets) and self._buckets[index][0] == ids
 
     def set_up(
         self, index: int, parameters: Sequence[torch.Tensor], buffer: torch.Tensor, steps: int
     ) -> None:
-        """From now on a bucket has these parameters; those after it are forgotten.
+        """Set the parameters of a bucket, and discard the later buckets.
 
         Args:
+            index: of the bucket.
+            parameters: of the bucket.
             buffer: of the bucket, [sum of the parameters' sizes].
-            steps: by which the bits go.
+            steps: the clock of the schedule of bits.
         Raises:
-            SharedError: the bucket cannot be exchanged so, or ranks have different ones.
+            SharedError: the options do not allow an exchange of the bucket, or buckets differ
+                between ranks.
 
-        Collective. Cost: where something is measured (transport or bits "auto"), some tenths of a
-        second once.
+        Collective. Cost: some tenths of a second once, if transport or bits are "auto" and need to
+        be measured.
         """
         for _, before in self._buckets[index:]:
             self._kept |= before.residuals()
@@ -139,7 +144,7 @@ class Buckets:
         self._buckets.append((tuple(map(id, parameters)), made))
 
     def use(self, index: int, vector: Array, steps: int) -> BucketSum:
-        """A bucket that is known, with the bits that it has after so many steps. Local."""
+        """Return a known bucket, with its bits set for the number of steps. Local."""
         bucket = self[index]
         bits = self._options.bits_after(steps)
         if bits != AUTO:
@@ -148,21 +153,21 @@ class Buckets:
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank to others. Local."""
+        """Bytes sent by this rank. Local."""
         return self._bytes_sent + sum(bucket.bytes_sent for _, bucket in self._buckets)
 
     def residuals(self) -> dict[str, ParameterResidual]:
-        """Of all parameters by name, views. Local."""
+        """Return the residuals of all parameters by name, as views. Local."""
         kept = dict(self._kept)
         for _, bucket in self._buckets:
             kept |= bucket.residuals()
         return kept
 
     def set_residuals(self, kept: Mapping[str, ParameterResidual]) -> None:
-        """Go on with these, whatever there was. Local.
+        """Replace all residuals. Local.
 
         Raises:
-            UserError: one is of another size than its parameter; nothing has changed then.
+            UserError: a residual differs in size from its parameter; nothing has changed then.
         """
         for _, bucket in self._buckets:
             _require_sizes(bucket.sizes, kept)
@@ -172,16 +177,16 @@ class Buckets:
             bucket.set_residuals(own)
 
     def scale_residuals(self, factor: float) -> None:
-        """As the unit of gradients changes. Local."""
+        """Multiply all residuals by `factor`, as the unit of gradients changes. Local."""
         for _, bucket in self._buckets:
             bucket.scale_residuals(factor)
-        for name, one in self._kept.items():
+        for name, residual in self._kept.items():
             self._kept[name] = ParameterResidual(
-                one.worker_error * factor, one.owner_error * factor, one.owner_begin
+                residual.worker_error * factor, residual.owner_error * factor, residual.owner_begin
             )
 
     def close(self) -> None:
-        """Give back what was taken. Collective."""
+        """Close all exchanges and plans. Collective."""
         for _, bucket in self._buckets:
             self._bytes_sent += bucket.bytes_sent
             bucket.close()
@@ -190,10 +195,10 @@ class Buckets:
             plan.close()
 
     def _sizes(self, parameters: Sequence[torch.Tensor], buffer: torch.Tensor) -> dict[str, int]:
-        """Of the parameters by name.
+        """Return the parameters' sizes by name.
 
         Raises:
-            UserError: they cannot be exchanged as the options say.
+            UserError: the options do not allow an exchange of the parameters.
         """
         sizes = {}
         for parameter in parameters:
@@ -205,10 +210,10 @@ class Buckets:
                     "gradient itself: train the model by the learner, or by DDP with the hook"
                 )
             sizes[name] = parameter.numel()
-        whose = f"the gradient of {', '.join(sizes)}"
+        label = f"the gradient of {', '.join(sizes)}"
         if buffer.layout != torch.strided:
-            raise UserError(f"{whose} is sparse: this hook is for dense gradients")
-        require_dtype(whose, buffer.dtype, self._options)
+            raise UserError(f"{label} is sparse: this hook is for dense gradients")
+        require_dtype(label, buffer.dtype, self._options)
         assert sum(sizes.values()) == buffer.numel(), "a bucket has its parameters' values alone"
         _require_sizes(sizes, self._kept)
         return sizes
@@ -224,7 +229,7 @@ class Buckets:
         return self._named[id(parameter)][0]
 
     def _bits(self, vector: Array, steps: int) -> float:
-        """Of a new bucket. Collective where they are to be measured."""
+        """Return the bits of a new bucket. Collective if the bits need to be measured."""
         options, comm = self._options, self._comm
         bits = options.bits_after(steps)
         if bits != AUTO:
@@ -239,13 +244,16 @@ class Buckets:
         return self._measured.best_bits(vector.size)
 
     def _plan(self, sizes: Mapping[str, int], vector: Array, bits: float) -> ExchangePlan:
-        """Of a new bucket: all long ones have one, by the first of them, and so have all short
-        ones, for which nothing is measured. Collective."""
+        """Return the plan of a new bucket.
+
+        All long buckets share a plan, made for the first of them. All short buckets share another,
+        without measurements. Collective.
+        """
         options, route = self._options, self._options.route
         short = vector.size < SHORT_VECTOR and route.transport != "nccl"
         if short not in self._plans:
             codec = options.codec(bits)
-            if isinstance(codec, Mixed):  # try what most values have
+            if isinstance(codec, Mixed):  # measure the codec of the largest parameter
                 codec = codec.codec_of(*max(sizes.items(), key=lambda item: item[1]))
             self._plans[short] = choose_plan(
                 Parameters({"bucket": vector}),
@@ -259,12 +267,14 @@ class Buckets:
 
 
 def require_dtype(what: str, dtype: torch.dtype, options: ExchangeOptions) -> None:
-    """See that values of this type can be exchanged so. Local.
+    """Check that the options allow an exchange of values of this type. Local.
 
     Args:
-        what: has it, for the error.
+        what: the name of the values, for the error.
+        dtype: of the values.
+        options: of the exchange.
     Raises:
-        UserError: they cannot.
+        UserError: the options do not allow this type.
     """
     name = str(dtype).removeprefix("torch.")
     if dtype not in (torch.float32, torch.float64):

@@ -1,11 +1,11 @@
-"""DistributedDataParallel with our exchange: a communication hook, and its state.
+"""The communication hook for DistributedDataParallel, and its state.
 
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(psgd.torch.hook_state(comm=comm, gradient_bits=1), psgd.torch.hook)
 
-DDP calls the hook for each of its buckets as soon as backward has filled it. Sums run one after the
-other in a thread, while backward goes on; the last bucket's call waits for all of them, so that
-errors are raised there. (Of an error that a Future has, DDP says nothing that helps.)
+DDP calls the hook for each bucket as soon as backward has filled the bucket. A thread sums the
+buckets in order, while backward continues. The call for the last bucket waits for all sums, so that
+errors are raised there. (DDP reports an error in a Future without a useful message.)
 """
 
 # Annotations are not postponed in this file: DDP compares a hook's own with the types themselves.
@@ -28,17 +28,17 @@ from .state import HookState, require_size_of
 def hook(
     state: object, bucket: dist.GradBucket, *more: object
 ) -> torch.futures.Future[torch.Tensor]:
-    """What DDP calls for each bucket: begins to sum it over all ranks.
+    """Start the sum of a DDP bucket over all ranks; DDP calls this hook for each bucket.
 
     Args:
         state: a `HookState`.
-        bucket: whose gradients become the mean over the ranks, in place.
-        more: nothing; FSDP gives its hooks more.
+        bucket: DDP's; its gradients become the mean over the ranks, in place.
+        more: must be empty; FSDP passes further arguments to its hooks.
     Returns:
         A Future of the bucket's buffer.
     Raises:
-        UserError: not called by DDP's own reducer, or the buckets cannot be exchanged; and
-            `SharedError` as `HookState.begin`.
+        UserError: the caller is not DDP's own reducer, or the buckets cannot be exchanged.
+        SharedError: as in `HookState.begin`.
 
     Collective.
     """
@@ -64,23 +64,23 @@ def hook_state(
     process_group: Any = None,
     **options: Any,
 ) -> HookState:
-    """The state of `hook`: how DDP's buckets are summed, and what messages have lost.
+    """Return the state of `hook`: the exchanges of DDP's buckets, and their residuals.
 
     Args:
-        comm: the ranks: those of DDP's process group.
-        module: DDP's, or DDP itself: `bits_of` and `state_dict` then have its parameters' names,
-            and what cannot be exchanged is refused here. Without it parameters have the numbers
-            in which DDP's first buckets have them: "0", "1", ...
-        scaler: the torch.amp.GradScaler that the loss is scaled with, if there is one.
-        process_group: DDP's, where it is not the default one.
-        options: as `ExchangeOptions` takes them, such as gradient_bits=1. A schedule of bits
-            (``{0: 32, 1000: 1}``) goes by steps here, those in which DDP has called the hook.
+        comm: the ranks, equal to those of DDP's process group.
+        module: DDP's module, or DDP itself. Gives `bits_of` and `state_dict` the names of
+            parameters, and checks all parameters here. None: parameters are numbered in the order
+            of DDP's first buckets: "0", "1", ...
+        scaler: the torch.amp.GradScaler of the loss, if any.
+        process_group: DDP's, unless the default one.
+        options: see `ExchangeOptions`, such as gradient_bits=1. The clock of a schedule of bits
+            (``{0: 32, 1000: 1}``) is the number of steps in which DDP has called the hook.
     Raises:
-        SharedError: an option is not possible, differs between ranks, or does not fit the module;
-            or the process group has another size; or ranks survive each other (`run --survive`).
+        SharedError: an option is invalid, differs between ranks, or does not fit the module; the
+            process group has a different size; or the ranks are fault-tolerant (`run --survive`).
 
-    What a parameter's residual sends in a step in which no rank has used the parameter (with
-    find_unused_parameters) DDP drops.
+    If no rank has used a parameter in a step (with find_unused_parameters), DDP drops the residual
+    sent for that parameter.
 
     Collective. Memory: see `exchange.Exchange`, for all buckets together.
     """
@@ -114,10 +114,10 @@ def hook_state(
 def checked_parameters(
     module: torch.nn.Module | None, options: ExchangeOptions
 ) -> dict[str, torch.Tensor] | None:
-    """A module's parameters by name, without those that have no gradient; None without a module.
+    """Return a module's trainable parameters by name; None without a module.
 
     Raises:
-        UserError: they cannot be exchanged with these options.
+        UserError: the options do not allow an exchange of the parameters.
     """
     if module is None:
         for pattern in options.bits_of:

@@ -1,4 +1,4 @@
-"""What DDP's hook keeps, and what it does with the buckets of an iteration."""
+"""The state of DDP's hook, and its work on the buckets of an iteration."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from .buckets import Buckets, Job
 
 Array = Any  #: a NumPy or CuPy array
 
-LOOK_S = 0.05  #: between two looks whether the thread that is waited for has failed
+POLL_S = 0.05  #: interval of checks for a failure of the background thread
 
 
 class HookState:
-    """What `hook` keeps between its calls: residuals, exchanges and their communicator.
+    """The state of `hook` between calls: residuals, exchanges and their communicator.
 
     Args:
-        comm: the ranks, for this alone.
+        comm: the ranks, for exclusive use.
         options: of the exchanges.
-        named: the parameters by name; None numbers them as they come.
-        scaler: of the loss; None if there is none.
-        process_group: DDP's; None is the default one.
+        named: the parameters by name; None numbers the parameters in order of appearance.
+        scaler: of the loss; None: no scaling.
+        process_group: DDP's; None: the default one.
 
     Attributes:
-        steps: iterations in which buckets were summed: those by which a schedule of bits goes.
+        steps: iterations with summed buckets: the clock of a schedule of bits.
 
-    Made by `hook_state`. One is for one DDP module.
+    Made by `hook_state`, for a single DDP module.
     """
 
     def __init__(
@@ -54,28 +54,29 @@ class HookState:
         self.steps = 0
         self._comm, self._scaler, self._process_group = comm, scaler, process_group
         self._buckets = Buckets(comm, options, named)
-        self._scale = 1.0  #: of the loss, and so of gradients and residuals
+        self._scale = 1.0  #: loss scale; also the unit of gradients and residuals
         self._next = 0  #: the index of the next bucket
-        self._jobs: SimpleQueue[Job | None]  #: of this iteration
+        self._jobs: SimpleQueue[Job | None]  #: queue of this iteration
         self._deferred: list[Job] = []
         self._background: InBackground[None] | None = None
         self._closed = False
 
     def begin(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Begin to sum a bucket; the last one of an iteration: end all sums.
+        """Start the sum of a bucket; for the last bucket of an iteration, complete all sums.
 
         Args:
-            bucket: DDP's, or such an object.
+            bucket: DDP's, or a similar object.
         Returns:
-            A Future of its buffer.
+            A Future of the bucket's buffer.
         Raises:
             SharedError: on all ranks, at the last bucket: a gradient is not finite on some rank,
-                and there is no scaler; or the options do not fit the parameters. DDP cannot go on
+                without a scaler; or the options do not fit the parameters. DDP cannot continue
                 after an error.
+            UserError: the bucket is out of order, or the state is closed.
 
-        With a scaler nothing is sent before the last bucket. Then an overflow on any rank makes
-        the gradients infinite on all, so that every rank's scaler leaves the step out, and
-        residuals stay. Collective.
+        With a scaler nothing is sent before the last bucket. An overflow on any rank then makes the
+        gradients infinite on all ranks, so that every rank's scaler skips the step, and residuals
+        stay unchanged. Collective.
         """
         self._require_open()
         job = Job.of(bucket)
@@ -100,26 +101,26 @@ class HookState:
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank to others so far. Local."""
+        """Bytes sent by this rank so far. Local."""
         return self._buckets.bytes_sent
 
     def state_dict(self) -> dict[str, Any]:
-        """What training goes on from: this rank's residuals, and the steps so far.
+        """Return the state for a checkpoint: this rank's residuals, and the number of steps.
 
         Returns:
-            Numbers, and tensors on the CPU, as `torch.save` writes them.
+            Numbers, and tensors on the CPU, suitable for `torch.save`.
 
-        Every rank has residuals of its own: each must save what it gets here, in a file of its
-        own. Between backward passes only. Local.
+        Residuals differ between ranks: each rank must save its own state, in a file of its own.
+        Only between backward passes. Local.
         """
         self._require_idle("state_dict")
         residuals = {
             name: {
-                "worker_error": as_tensor(_copied(one.worker_error)),
-                "owner_error": as_tensor(_copied(one.owner_error)),
-                "owner_begin": one.owner_begin,
+                "worker_error": as_tensor(_copied(residual.worker_error)),
+                "owner_error": as_tensor(_copied(residual.owner_error)),
+                "owner_begin": residual.owner_begin,
             }
-            for name, one in self._buckets.residuals().items()
+            for name, residual in self._buckets.residuals().items()
         }
         return {
             "rank": self._comm.rank,
@@ -130,16 +131,16 @@ class HookState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave on this rank, of as many.
+        """Restore the result of `state_dict` from this rank, with the same number of ranks.
 
-        Training repeats bit for bit where DDP has the same buckets as it had then. In a new
-        process it begins with those of its first iteration (but for find_unused_parameters, it
-        builds them anew after that): the sum of all residuals is then the same, and steps are not.
+        Training repeats bit for bit if DDP has the same buckets as when saved. A new process starts
+        with the buckets of a first iteration (DDP rebuilds them after that iteration, except with
+        find_unused_parameters): the sum of all residuals is then the same, but steps differ.
 
         Raises:
-            UserError: it is of another rank, of other ranks, or of another model.
+            UserError: the state is of another rank, number of ranks, or model.
 
-        Between backward passes only. Local; every rank must do so.
+        Only between backward passes. Local; every rank must load its state.
         """
         self._require_idle("load_state_dict")
         try:
@@ -147,11 +148,11 @@ class HookState:
             steps, scale = int(state["steps"]), float(state["scale"])
             residuals = {
                 str(name): ParameterResidual(
-                    _copied(as_array(one["worker_error"].cpu())),
-                    _copied(as_array(one["owner_error"].cpu())),
-                    int(one["owner_begin"]),
+                    _copied(as_array(residual["worker_error"].cpu())),
+                    _copied(as_array(residual["owner_error"].cpu())),
+                    int(residual["owner_begin"]),
                 )
-                for name, one in state["residuals"].items()
+                for name, residual in state["residuals"].items()
             }
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"state={shown(state)} must be what state_dict() returned") from error
@@ -164,7 +165,9 @@ class HookState:
         self.steps, self._scale = steps, scale
 
     def close(self) -> None:
-        """Give back the communicator, and what is under way. Collective, but waits for nobody."""
+        """Free the communicator, and end pending sums. Collective, but does not wait for other
+        ranks.
+        """
         if self._closed:
             return
         self._closed = True
@@ -179,12 +182,12 @@ class HookState:
     def __exit__(
         self, kind: object, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Closed, unless an error may have kept other ranks from coming here."""
+        """Close, unless an error may have kept other ranks from closing."""
         if error is None or isinstance(error, SharedError):
             self.close()
 
     def _begin(self, job: Job) -> None:
-        """Without a scaler: in the thread, behind the buckets before."""
+        """Queue a bucket for the background thread, after earlier buckets. Without a scaler."""
         known = self._buckets.has(job.index, job.parameters)
         if self._background is None:
             jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -196,15 +199,15 @@ class HookState:
             )
         background = self._background
         self._jobs.put(job)
-        if not known:  # what is measured has no backward beside it
-            while not (job.done.wait(LOOK_S) or background.done):
+        if not known:  # backward must not disturb measurements
+            while not (job.done.wait(POLL_S) or background.done):
                 pass
         if job.last or background.done:
             self._background = None
             background.result()
 
     def _sum_in_turn(self, jobs: SimpleQueue[Job | None]) -> None:
-        """In the thread, all buckets of an iteration."""
+        """Sum all buckets of an iteration, in the background thread."""
         problem = None
         while (job := jobs.get()) is not None:
             try:
@@ -212,7 +215,7 @@ class HookState:
                 with on_device(vector):
                     bucket = self._buckets.use(job.index, vector, self.steps)
                     own = problem_with(vector, bucket.fewest_bits)
-                    if own:  # kept from the other ranks' residuals
+                    if own:  # keep NaN out of all ranks' residuals
                         vector.fill(0)
                     problem = problem or own
                     if job.last:
@@ -225,7 +228,7 @@ class HookState:
                 return
 
     def _sum_scaled(self, jobs: list[Job]) -> None:
-        """With a scaler: all buckets, or none."""
+        """Sum all buckets, or none after an overflow. With a scaler."""
         scale = float(self._scaler.get_scale())
         vectors = [self._vector(job) for job in jobs]
         buckets = [
@@ -250,7 +253,7 @@ class HookState:
                 job.end(vector)
 
     def _vector(self, job: Job) -> Array:
-        """The buffer of a bucket that is set up, when it is filled. Collective if it is not yet."""
+        """Return the filled buffer of a bucket. Collective if the bucket is new."""
         job.wait()
         if not self._buckets.has(job.index, job.parameters):
             self._buckets.set_up(job.index, job.parameters, job.buffer, self.steps)
@@ -267,10 +270,10 @@ class HookState:
 
 
 def require_size_of(process_group: Any, size: int) -> None:
-    """See that DDP averages over as many ranks as there are. Local.
+    """Check that DDP's process group has as many ranks as `comm`. Local.
 
     Raises:
-        UserError: the process group has another size. Nothing if there is none yet.
+        UserError: the sizes differ. No check without a process group.
     """
     if not dist.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""Adam and AdamW of PyTorch's on gradients that an entropy code has quantized."""
+"""Corrected steps of PyTorch's Adam and AdamW for gradients quantized by an entropy code."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ Array = Any  #: a NumPy or CuPy array
 
 
 def corrected_groups(optimizer: Any) -> list[Any]:
-    """The parameter groups of an optimizer that are corrected. Local."""
+    """Return an optimizer's parameter groups with a correction. Local."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return []
     return [group for group in optimizer.param_groups if not group.get("amsgrad")]
 
 
 class AdamCorrection:
-    """After a step of PyTorch's, what `optimizers.Adam` does of itself: see there for equations.
+    """Correct a step of PyTorch's Adam, as `optimizers.Adam` does: see there for the equations.
 
     Args:
-        optimizers: those other than Adam and AdamW, and groups with ``amsgrad``, stay as they are.
-        module: whose parameters have their gradients still.
+        optimizers: PyTorch's. Optimizers besides Adam and AdamW, and groups with ``amsgrad``, are
+            not corrected.
+        module: the module; its parameters must still have their gradients.
         correction: see `second_moment.learn`; changed.
 
     Local. Memory: some temporary tensors of the size of the largest parameter.
@@ -47,11 +48,10 @@ class AdamCorrection:
         }
 
     def correct(self, places: Sequence[slice]) -> None:
-        """Move parameters from where a step of Adam has brought them to where a step with the
-        correction would have.
+        """Move parameters from the result of an Adam step to the result of a corrected step.
 
         Args:
-            places: of the values in the module's vector that are quantized.
+            places: the quantized values in the module's vector.
         """
         if not self._correction:
             return
@@ -65,7 +65,7 @@ class AdamCorrection:
                     _correct(tensor, *self._groups[tensor], *each)
 
     def learn(self, projections: Array, step: int) -> None:
-        """See `second_moment.learn`; beta2 is that of the first group."""
+        """Call `second_moment.learn`, with beta2 of the first corrected group."""
         if not self._groups:
             return
         sums = empty_like(projections, len(projections))
@@ -78,7 +78,7 @@ class AdamCorrection:
         second_moment.learn(self._correction, projections, sums, values, step, beta2)
 
     def _tensors(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Those to correct, with their places in the module's vector."""
+        """Yield each corrected parameter, with its position in the module's vector."""
         begin = 0
         for tensor in self._module.tensors.values():
             if tensor in self._groups:
@@ -87,15 +87,17 @@ class AdamCorrection:
 
 
 def _of_values(groups: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
-    """What groups have, for each value of a tensor that begins at a place of the vector."""
+    """Expand values per group to values per element, for a tensor at position `begin` of the
+    vector.
+    """
     first, before = divmod(begin, MOMENT_GROUP)
     end = before + like.numel()
-    those = groups[first : first - (-end // MOMENT_GROUP)].repeat_interleave(MOMENT_GROUP)
-    return those[before:end].view_as(like)
+    expanded = groups[first : first - (-end // MOMENT_GROUP)].repeat_interleave(MOMENT_GROUP)
+    return expanded[before:end].view_as(like)
 
 
 def _add_to_groups(values: torch.Tensor, begin: int, sums: torch.Tensor) -> None:
-    """Add up a tensor that begins at a place of the vector."""
+    """Add the values of a tensor at position `begin` of the vector to the groups' sums."""
     first, before = divmod(begin, MOMENT_GROUP)
     after = -(before + values.numel()) % MOMENT_GROUP
     whole = torch.nn.functional.pad(values.reshape(-1), (before, after)).view(-1, MOMENT_GROUP)

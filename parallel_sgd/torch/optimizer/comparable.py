@@ -1,4 +1,4 @@
-"""Values of any type as texts that are equal on all ranks where the values are. Local."""
+"""Texts for the comparison of arbitrary values between ranks: equal for equal values. Local."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from ...validation import ADDRESS
 from ..arrays import checksum_of
 
-FEW = 16  #: values of a tensor that a text shows
+SHOWN_VALUES = 16  #: the most values of a tensor in a text
 
 DEEPEST = 8
-"""Levels of values within values: an object may hold itself."""
+"""The most levels of nested values: an object may contain itself."""
 
 
 def comparable(value: Any, depth: int = DEEPEST) -> str:
-    """Return a text that tells what can be compared of a value: a function's name and its bound
-    arguments, a method's name and the class of its object, another object's class and attributes, a
-    tensor's values. No text has an address, or the number of a rank's GPU."""
+    """Return a text with the comparable parts of a value.
+
+    A function gives its name and bound arguments; a method its name and its object's class; any
+    further object its class and attributes; a tensor its values, or a checksum. A text contains
+    neither addresses nor the number of a rank's GPU.
+    """
 
     def inner(part: Any) -> str:
         return comparable(part, depth - 1)
@@ -29,7 +32,7 @@ def comparable(value: Any, depth: int = DEEPEST) -> str:
         return "..."
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        return _of_tensor(value)
+        return _tensor_text(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{inner(k)}: {inner(v)}" for k, v in value.items()) + "}"
     if kind is list:
@@ -41,12 +44,12 @@ def comparable(value: Any, depth: int = DEEPEST) -> str:
     if isinstance(value, functools.partial):
         return f"partial({inner(value.func)}, {inner(value.args)}, {inner(value.keywords)})"
     if isinstance(value, types.MethodType):
-        owner = value.__self__  # whose attributes may change as training goes on
+        owner = value.__self__  # its attributes may change during training
         return (
             f"{inner(value.__func__)} of {inner(owner if isinstance(owner, type) else type(owner))}"
         )
     if isinstance(value, types.FunctionType):
-        return _of_function(value, inner)
+        return _function_text(value, inner)
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     shows_address: Any = kind.__repr__
@@ -55,16 +58,16 @@ def comparable(value: Any, depth: int = DEEPEST) -> str:
     return ADDRESS.sub("", repr(value))
 
 
-def _of_tensor(tensor: torch.Tensor) -> str:
+def _tensor_text(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or tensor.is_meta:
         return f"tensor({dtype} {list(tensor.shape)})"
-    if tensor.numel() <= FEW:
+    if tensor.numel() <= SHOWN_VALUES:
         return f"tensor({tensor.tolist()}, {dtype})"
     return f"tensor({dtype} {list(tensor.shape)} with checksum {checksum_of(tensor):08x})"
 
 
-def _of_function(function: types.FunctionType, inner: Any) -> str:
+def _function_text(function: types.FunctionType, inner: Any) -> str:
     name = f"{function.__module__}.{function.__qualname__}"
     if function.__name__ == "<lambda>":
         name += f" of line {function.__code__.co_firstlineno}"

@@ -1,9 +1,9 @@
-"""What an optimizer's ``state_dict()`` has, as a checkpoint holds it: documents and arrays.
+"""Optimizer state in checkpoints: a ``state_dict()`` as documents and arrays.
 
-A document is the JSON of `plain_values`, in which a tensor is a tag: where its values are. What has
-a value for each of a parameter's is a part of a vector (`OptimizerVectors`), and stays there; other
-tensors become arrays. A checkpoint's documents are not believed: all names are looked up in what
-this program has, dtypes in a table.
+A document is JSON of `plain_values`, with a tag for each tensor: the place of its values. A tensor
+with a value for each value of a parameter is part of a vector (`OptimizerVectors`), and stays
+there; the remaining tensors become arrays. Documents from a checkpoint are not trusted: names are
+looked up in this program's objects, and dtypes in a table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..arrays import as_array, as_tensor
 from .comparable import comparable
 
 Array = Any  #: a NumPy or CuPy array
-Path = tuple[Any, ...]  #: of keys, from the whole to a part
+Path = tuple[Any, ...]  #: keys from the whole value to a part
 
 _NAMES = (
     *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"),
@@ -36,15 +36,15 @@ _NAMES = (
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)
 }
-"""dtypes of tensors in a checkpoint."""
+"""dtypes of tensors in a checkpoint, by name."""
 
 AVERAGED = ("float64", "float32", "float16")
-"""Of these another number of ranks takes the mean."""
+"""dtypes of tensors to be averaged when the number of ranks changes."""
 
 
 @dataclass(frozen=True)
 class PartOfVector:
-    """In place of a tensor: a parameter's part of a vector."""
+    """A tag for a tensor: a parameter's part of a vector."""
 
     vector: str
     parameter: str
@@ -52,14 +52,14 @@ class PartOfVector:
 
 @dataclass(frozen=True)
 class ValuesOf:
-    """In place of another tensor: the name of its array, and what the array does not say.
+    """A tag for a tensor outside the vectors: its array's name, and its geometry.
 
     Attributes:
-        name: of the array: of its values as they are, or of their bytes.
+        name: of the array, with the tensor's values or its bytes.
         dtype, shape: of the tensor.
-        axes: of the tensor, in the order in which they lie in memory: products of matrices round by
-            it.
-        on_cpu: whether it was there, perhaps beside a model on a GPU.
+        axes: the tensor's axes in the order of memory: the rounding of matrix products depends on
+            the order.
+        on_cpu: whether the tensor was on the CPU, possibly with a model on a GPU.
     """
 
     name: str
@@ -80,22 +80,23 @@ class ValuesOf:
 
 @dataclass(frozen=True)
 class ParameterItself:
-    """In place of a parameter."""
+    """A tag for a parameter."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class ProgramValue:
-    """In place of a value in a parameter group that the program has put there, such as a function:
-    what can be compared of it."""
+    """A tag for a value set by the program in a parameter group, such as a function: its comparable
+    text.
+    """
 
     text: str
 
 
 @dataclass(frozen=True)
 class WithDefault:
-    """A defaultdict: the name of what makes its values, and its entries."""
+    """A tag for a defaultdict: the name of its default factory, and its entries."""
 
     factory: str | None
     entries: dict[Any, Any] = field(hash=False)
@@ -117,15 +118,16 @@ _add_tag(ProgramValue, "optimizer.own", str)
 _add_tag(WithDefault, "optimizer.defaultdict", str | None, dict)
 
 ATOMIC = frozenset({int, float, bool, str, type(None)})
-"""Types of values that have no parts, and never change."""
+"""Immutable types without parts."""
 
 
 def mapped(value: Any, leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
-    """A copy of containers within containers, with another value in place of each leaf.
+    """Return a copy of nested containers, with each leaf replaced.
 
     Args:
-        value: dictionaries, lists and tuples of the same, and leaves.
-        leaf: is given a leaf and its path; also each defaultdict, after its entries.
+        value: nested dictionaries, lists and tuples, and leaves.
+        leaf: maps a leaf and its path to the new leaf; also called with each defaultdict, after its
+            entries.
     """
 
     def inner(key: Any, part: Any) -> Any:
@@ -151,17 +153,17 @@ def _mapped_key(key: Any, leaf: Callable[[Any, Path], Any], path: Path) -> Any:
 
 
 class Writer:
-    """Makes documents of values, and keeps the arrays that they name.
+    """Encode values as documents, and collect the arrays named in the documents.
 
     Args:
-        part_of: finds the vector and the parameter whose part a tensor is.
+        part_of: maps a tensor to its vector and parameter; None for a tensor outside the vectors.
         parameters: names of the parameters.
-        own: texts of values that the program has put into parameter groups, by path, of when the
-            learner was made: training may change what such an object has.
+        own: texts of the program's values in parameter groups, by path, taken when the learner was
+            made, since training may change such objects.
 
     Attributes:
-        values: arrays of tensors of which a mean makes sense, by name.
-        contents: bytes of the other tensors.
+        values: arrays of tensors to be averaged, by name.
+        contents: bytes of the remaining tensors, by name.
 
     Local.
     """
@@ -179,14 +181,14 @@ class Writer:
         self._sources: dict[str, torch.Tensor] = {}
 
     def copy(self) -> Writer:
-        """Another writer, which goes on after this one."""
+        """Return a second writer in the same state."""
         other = Writer(self._part_of, self._parameters, self._own)
         for name in ("values", "contents", "_written", "_sources"):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
     def continued(self) -> Writer:
-        """The same, with the tensors' present values in the arrays."""
+        """Return a copy of this writer, with the tensors' present values in the arrays."""
         other = self.copy()
         for name, tensor in self._sources.items():
             if name in other.values:
@@ -199,10 +201,11 @@ class Writer:
         """Return a value as JSON.
 
         Args:
-            name: what errors call the value.
+            name: of the value, for errors.
+            value: to be encoded.
             path: of the value in the whole.
         Raises:
-            UserError: a part of it is of a type that no checkpoint can hold.
+            UserError: part of the value has a type that no checkpoint can hold.
         """
         return json.dumps(to_json(name, mapped(value, self._leaf, path)), allow_nan=False)
 
@@ -223,7 +226,7 @@ class Writer:
         dtype = str(tensor.dtype).removeprefix("torch.")
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and dtype in DTYPES
         if not plain or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            return tensor  # which is refused by name
+            return tensor  # `to_json` refuses it, with its path
         if part := self._part_of(tensor):
             return PartOfVector(*part)
         geometry = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
@@ -247,17 +250,18 @@ class Writer:
 
 
 class Reader:
-    """Makes values of documents.
+    """Decode documents to values.
 
     Args:
-        part: gives a parameter's part of a vector, by both names; a KeyError if there is none.
-        values, contents: as a `Writer` has kept them.
+        part: maps the names of a vector and a parameter to that part of the vector; raises KeyError
+            if unknown.
+        values, contents: as collected by a `Writer`.
         parameters: by name.
-        present: the optimizer's present ``state_dict()``, for what is the program's own.
-        own: texts of that, by path: of when the learner was made.
+        present: the optimizer's present ``state_dict()``, the source of the program's own values.
+        own: texts of these values, by path, taken when the learner was made.
 
-    Local. What is the same tensor for the writer is the same tensor again. Tensors of arrays are
-    copies.
+    Local. If two tags of the writer named the same tensor, the reader returns the same tensor for
+    both. Tensors from arrays are copies.
     """
 
     def __init__(
@@ -277,16 +281,17 @@ class Reader:
         """Return the value of a document.
 
         Args:
+            document: JSON from a `Writer`.
             path: of the value in the whole.
         Raises:
-            UserError: the document, or what it names, is not as a `Writer` writes it.
+            UserError: the document, or an object named in it, differs from a `Writer`'s form.
         """
         return mapped(from_json(parsed(document.encode(errors="replace"))), self._leaf, path)
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, PartOfVector | ValuesOf):
             if value not in self._made:
-                made: Any = self._of_vector if isinstance(value, PartOfVector) else self._tensor
+                made: Any = self._vector_part if isinstance(value, PartOfVector) else self._tensor
                 self._made[value] = made(value)
             return self._made[value]
         if isinstance(value, ParameterItself):
@@ -302,7 +307,7 @@ class Reader:
             return self._program_value(value, path)
         return value
 
-    def _of_vector(self, part: PartOfVector) -> torch.Tensor:
+    def _vector_part(self, part: PartOfVector) -> torch.Tensor:
         try:
             return self._part(part.vector, part.parameter)
         except KeyError:
@@ -311,15 +316,15 @@ class Reader:
             ) from None
 
     def _tensor(self, stored: ValuesOf) -> torch.Tensor:
-        as_they_are = stored.name in self._values
-        array = (self._values if as_they_are else self._contents).get(stored.name)
+        by_value = stored.name in self._values
+        array = (self._values if by_value else self._contents).get(stored.name)
         if array is None:
             raise UserError(f"lacks the array {shown(stored.name)}")
         shape = stored.shape
         if stored.dtype not in DTYPES:
             raise UserError(f"has a tensor of dtype {shown(stored.dtype)}, which is none of ours")
         dtype = DTYPES[stored.dtype]
-        if as_they_are:
+        if by_value:
             fits = array.shape == shape and str(array.dtype) == stored.dtype
         else:
             size = math.prod(shape) * dtype.itemsize
@@ -333,7 +338,7 @@ class Reader:
         tensor = as_tensor(array).clone()
         if stored.on_cpu:
             tensor = tensor.cpu()
-        tensor = tensor if as_they_are else tensor.view(dtype).view(shape)
+        tensor = tensor if by_value else tensor.view(dtype).view(shape)
         back = sorted(range(len(shape)), key=stored.axes.__getitem__)
         return tensor.permute(stored.axes).contiguous().permute(back)
 
@@ -352,7 +357,7 @@ class Reader:
 
 
 def _array_of(tensor: torch.Tensor) -> Array:
-    """A real tensor's values, of the same memory if it has no gaps."""
+    """Return a real tensor's values as an array; without a copy if the tensor is contiguous."""
     return as_array(tensor.detach().resolve_neg().contiguous())
 
 
@@ -362,15 +367,16 @@ def _bytes_of(tensor: torch.Tensor) -> Array:
 
 
 def _axes_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor's axes in the order in which they lie in memory, if it fills its memory."""
+    """Return a tensor's axes in the order of memory if it fills its memory, else in plain order."""
     strides = tensor.stride()
     axes = tuple(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
     return axes if tensor.permute(axes).is_contiguous() else tuple(range(tensor.dim()))
 
 
 def program_values(state_dict: Any) -> dict[Path, str]:
-    """What parameter groups have that no checkpoint can hold, by path: what can be compared of it.
-    A checkpoint leaves it as the program has put it there. Local."""
+    """Return comparable texts of the values in parameter groups that no checkpoint can hold, by
+    path. Loading a checkpoint keeps the program's values. Local.
+    """
     own: dict[Path, str] = {}
 
     def leaf(value: Any, path: Path) -> Any:

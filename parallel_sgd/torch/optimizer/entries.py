@@ -1,4 +1,4 @@
-"""Documents of the states of an optimizer's parameters, written again only where they changed."""
+"""Documents of the optimizer states of parameters, rewritten only after a change."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Path = tuple[Any, ...]
 
 
 class Entries:
-    """The document of each parameter's state, and the arrays that the documents name.
+    """The document of each parameter's state, and the arrays named in the documents.
 
-    A state is often asked for: at every commit, and at every step that may be left out. What a
-    document says of a tensor is where its values are, and that stays as it is from step to step. So
-    a document is written anew only if a tensor of any state is another one, or has another memory,
-    or if a number in that parameter's own state has changed.
+    Documents are needed at every commit, and at every step with a possible skip. A document
+    contains the location of a tensor's values instead of the values, and locations rarely change.
+    So a document is rewritten only if a tensor of any state is a new object or has new memory, or
+    if a number in that parameter's own state has changed.
 
     Args:
-        new_writer: makes a `Writer` that has written nothing yet.
+        new_writer: makes an empty `Writer`.
 
     Local.
     """
@@ -38,14 +38,15 @@ class Entries:
         self._places: list[Any] | None = None
 
     def written(self, what: str, states: Mapping[str, Any]) -> tuple[dict[str, str], Writer]:
-        """Return the documents by parameter, and a writer that goes on after them.
+        """Return the documents by parameter, and a writer to continue after these documents.
 
         Args:
-            what: what errors call the whole ``state_dict()``.
+            what: the name of the whole ``state_dict()``, for errors.
             states: by parameter.
         Raises:
-            UserError: a part of a state is of a type that no checkpoint can hold.
-        Cost where no tensor is another one: some microseconds a tensor.
+            UserError: part of a state has a type unsuited to checkpoints.
+
+        Cost without new tensors: some microseconds per tensor.
         """
         places = _places_in(states)
         keys = [*chain.from_iterable(states.values())] if places is not None else []
@@ -53,12 +54,12 @@ class Entries:
         known = known and self._values.keys() == states.keys()
         if not known:
             self._writer, self._documents, self._values = self._new_writer(), {}, {}
-        self._places = None  # until all is written: an error may end it
-        for name, of_p in states.items():
-            values = [*of_p.values()] if places is not None else []
+        self._places = None  # until all documents are written: an error may interrupt
+        for name, p_state in states.items():
+            values = [*p_state.values()] if places is not None else []
             if not known or not _same(self._values[name], values):
                 where, path = f"{what}['state'][{name!r}]", ("state", name)
-                self._documents[name] = self._writer.document(where, of_p, path)
+                self._documents[name] = self._writer.document(where, p_state, path)
                 self._values[name] = values
         self._places, self._keys = places, keys
         writer = self._writer.continued() if known else self._writer.copy()
@@ -66,13 +67,16 @@ class Entries:
 
 
 def _places_in(states: Mapping[str, Any]) -> list[Any] | None:
-    """Where the tensors of the states are, in order; None where a state has more than tensors of
-    their own memory, numbers and texts. The tensors are kept, so that no other one can be there."""
+    """Return the places of all tensors in the states, in order.
+
+    None if a state contains anything but tensors with memory, numbers and texts. The caller keeps
+    the tensors alive, so that their ids stay unique.
+    """
     places: list[Any] = []
-    for of_p in states.values():
-        if type(of_p) is not dict:
+    for p_state in states.values():
+        if type(p_state) is not dict:
             return None
-        for value in of_p.values():
+        for value in p_state.values():
             kind = type(value)
             if kind in TENSORS:
                 if value.layout is not torch.strided or value.is_meta:

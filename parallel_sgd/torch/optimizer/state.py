@@ -1,4 +1,4 @@
-"""What a PyTorch optimizer remembers, as vectors and documents that every checkpoint can hold."""
+"""The state of a PyTorch optimizer as vectors and documents, for checkpoints."""
 
 from __future__ import annotations
 
@@ -31,32 +31,31 @@ from .vectors import OptimizerVectors
 Array = Any  #: a NumPy or CuPy array
 
 SCHEDULED = ("initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr")
-"""Among a group's hyperparameters: what PyTorch's schedulers put there."""
+"""Hyperparameters of a group that PyTorch's schedulers add."""
 
 
 @dataclass
 class TorchOptimizerState(OptimizerState):
-    """The state of a PyTorch optimizer: what its ``state_dict()`` has.
+    """The state of a PyTorch optimizer: the contents of its ``state_dict()``.
 
-    Tensors of a parameter's shape and dtype lie one behind the other in vectors [n] of the
-    parameters' layout, so a momentum can be averaged, or written, like every other vector. All else
-    is asked of ``state_dict()`` when somebody wants to know it, and given back to
-    ``load_state_dict()``.
+    Tensors of a parameter's shape and dtype are concatenated in vectors [n] of the parameters'
+    layout, so a momentum can be averaged, or saved, like any vector. The rest is read from
+    ``state_dict()`` on demand, and restored through ``load_state_dict()``.
 
     Attributes:
-        values: other tensors of numbers with a point.
-        contents: the bytes of the other tensors.
-        entries: by parameter, the document of its state: see `optimizer_document`.
-        document: of all else in the ``state_dict()``, with the parameter groups.
-        optimizer, module: at work.
+        values: further floating-point tensors.
+        contents: the bytes of the remaining tensors.
+        entries: by parameter, the document of its state: see `torch.optimizer.document`.
+        document: of the rest of the ``state_dict()``, including the parameter groups.
+        optimizer, module: the live objects behind this state.
         vectors: keeps tensors of the state in `buffers`.
-        known: documents of parameters' states, as they were written last.
-        initial: what the state was at first, as `copied` gives it.
-        own: what the program has put into parameter groups, and no checkpoint can hold.
-        changed: of each parameter group, the keys that the optimizer itself has changed in a step,
-            such as a counter; others are a scheduler's, or the program's.
+        known: the latest documents of the parameters' states.
+        initial: the initial state, as returned by `copied`.
+        own: values set by the program in parameter groups that no checkpoint can hold.
+        changed: for each parameter group, the keys that the optimizer itself changes in a step,
+            such as a counter. Changes of the remaining keys are due to a scheduler or the program.
 
-    Made by `of`. Memory: what the optimizer has anyway; while its first step is adopted, once more.
+    Made by `of`. Memory: the optimizer's own state; twice that while its first step is adopted.
     """
 
     buffers: dict[str, Array] = across("mean", open=True, default_factory=dict)
@@ -74,7 +73,7 @@ class TorchOptimizerState(OptimizerState):
 
     @classmethod
     def of(cls, optimizer: Any, module: FlatModule) -> TorchOptimizerState:
-        """The state as it is, which may be that of earlier training. Local."""
+        """Return the present state of an optimizer, possibly from earlier training. Local."""
         state = cls(optimizer=optimizer, module=module)
         state.vectors = OptimizerVectors(optimizer, module, state.buffers)
         state.own = program_values(optimizer.state_dict())
@@ -85,17 +84,20 @@ class TorchOptimizerState(OptimizerState):
         return state
 
     def adopt(self) -> None:
-        """Put tensors of the state into the vectors, where a step has made new ones. Local."""
+        """Move tensors into the vectors if a step has made new tensors. Local."""
         self.vectors.update()
 
     def align(self, comm: Communicator) -> None:
-        """As of every optimizer. PyTorch makes the state of a parameter in its first step: a rank
-        that has none yet takes over another rank's, with zeros in the vectors."""
+        """Make the state complete on all ranks. Collective.
+
+        PyTorch creates a parameter's state in its first step. A rank without a parameter's state
+        takes over another rank's state, with zeros in the vectors.
+        """
         self.vectors.move()
-        everywhere = comm.allgather_object(([*self.buffers], self._begun()))
-        names = sorted({name for names, _ in everywhere for name in names})
+        gathered = comm.allgather_object(([*self.buffers], self._begun()))
+        names = sorted({name for names, _ in gathered for name in names})
         self.vectors.require(names)
-        begun = np.array([theirs for _, theirs in everywhere])
+        begun = np.array([theirs for _, theirs in gathered])
         if (begun != begun[0]).any():
             self._complete(comm, begun)
         ordered = {name: self.buffers[name] for name in names}
@@ -103,22 +105,23 @@ class TorchOptimizerState(OptimizerState):
         self.buffers.update(ordered)
 
     def _begun(self) -> list[bool]:
-        """Of each parameter, whether it has a state."""
+        """Return, for each parameter, whether it has a state."""
         states = [owner.state.items() for owner in self.vectors.owners]
-        begun = {id(p) for p, of_p in chain(*states) if isinstance(of_p, dict) and of_p}
+        begun = {id(p) for p, p_state in chain(*states) if isinstance(p_state, dict) and p_state}
         return [id(p) in begun for p in self.module.tensors.values()]
 
     def _complete(self, comm: Communicator, begun: Array) -> None:
-        """Have the state of each parameter without one from the first rank that has one; where no
-        parameter has one, all else of that rank's optimizer, too. Collective.
+        """Copy each missing state of a parameter from the first rank with that state. If this rank
+        has no state at all, also copy the rest of that rank's optimizer state. Collective.
 
         Args:
-            begun: bool [ranks, parameters]: which have a state.
+            comm: the ranks.
+            begun: bool [ranks, parameters]: whether the rank has a state for the parameter.
         Raises:
-            UserError: on all ranks: a state is of a type that no checkpoint can hold, or the
-                optimizer does not take it.
+            UserError: on all ranks: a state has a type that no checkpoint can hold, or the
+                optimizer rejects the state.
         """
-        if not self._names_by_number(self.optimizer.state_dict()):  # which has all in one
+        if not self._names_by_number(self.optimizer.state_dict()):  # all state in one object
             begun = begun | begun.any(axis=1, keepdims=True)
             if begun.all():
                 return
@@ -126,22 +129,21 @@ class TorchOptimizerState(OptimizerState):
         first, some = begun.argmax(axis=0), begun.any(axis=0)
         gives = comm.rank in first[some & ~begun.all(axis=0)]
         own = {name: getattr(self, name) for name in ("values", "contents", "entries", "document")}
-        told = comm.allgather_object(own if gives else None)
+        gathered = comm.allgather_object(own if gives else None)
         lacking = some & ~begun[comm.rank]
 
         def add() -> None:
             for giver in np.unique(first[lacking]).tolist():
                 names = {*compress(self.module.tensors, lacking & (first == giver))}
                 try:
-                    self._add(told[giver], names)
+                    self._add(gathered[giver], names)
                 except UserError as error:
                     raise UserError(f"rank {comm.world_ranks[giver]} {error}") from error
 
         comm.together(add)
 
     def _add(self, saved: Mapping[str, Any], names: Collection[str]) -> None:
-        """Have the states of these parameters as another rank has them; where this rank has none of
-        any, all that the other one has."""
+        """Add another rank's states of these parameters; its whole state if this rank has none."""
         entries = {name: text for name, text in saved["entries"].items() if name in names}
         state_dict = self._read({**saved, "entries": entries}, self.vectors.part)
         if any(self._begun()):
@@ -149,11 +151,11 @@ class TorchOptimizerState(OptimizerState):
             numbers = self._names_by_number(present)
             state = {n: state[n] for n, name in numbers.items() if name in entries}
             state_dict = {**present, "state": {**present["state"], **state}}
-        self._load(state_dict, as_they_are=True)
+        self._load(state_dict, keep_dtypes=True)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """For a `with` block the optimizer takes a step: what it changes in its groups is noted."""
+        """Record changes of parameter groups by the optimizer's step in a `with` block."""
         groups = self._groups()
         sizes, before = [*map(len, groups)], [*_values_of(groups)]
         yield
@@ -170,7 +172,7 @@ class TorchOptimizerState(OptimizerState):
             )
 
     def forget(self) -> None:
-        """As before the first step, but for the clock. Local."""
+        """Restore the state before the first step, except for the clock. Local."""
         kept = {name: vector for name, vector in self.buffers.items() if name not in self._first}
         self.put_back(self.initial)
         for vector in kept.values():
@@ -183,17 +185,19 @@ class TorchOptimizerState(OptimizerState):
         return vectors
 
     def wait(self) -> None:
-        """Bring what is no vector up to date with PyTorch's own.
+        """Update everything but the vectors from PyTorch's state.
 
         Raises:
-            UserError: a part of the state is of a type that no checkpoint can hold.
+            UserError: part of the state has a type that no checkpoint can hold.
         """
         self.vectors.update()
         packed, what = self.optimizer.state_dict(), f"{type(self.optimizer).__name__}.state_dict()"
         names, states = self._names_by_number(packed), dict[str, Any]()
         if names:
             state = packed["state"]
-            states = {names[number]: of_p for number, of_p in state.items() if number in names}
+            states = {
+                names[number]: p_state for number, p_state in state.items() if number in names
+            }
             rest = {key: part for key, part in state.items() if key not in names}
             packed = {**packed, "state": rest}
         entries, writer = self.known.written(what, states)
@@ -221,12 +225,13 @@ class TorchOptimizerState(OptimizerState):
     def put_back(self, copied: Mapping[str, Any]) -> None:
         self._restore(copied, self._changed_by_steps)
 
-    def _restore(self, copied: Mapping[str, Any], goes_back: Any) -> None:
-        """See `put_back`.
+    def _restore(self, copied: Mapping[str, Any], restores: Any) -> None:
+        """Restore a copy made by `copied`.
 
         Args:
-            goes_back: given a group's number, a key and its value: whether it goes back, too. Rates
-                stay as schedulers have made them.
+            copied: the copy.
+            restores: maps a group's number, a key and its value to whether the value is restored,
+                too. Rates set by schedulers stay.
         """
         for name in self.buffers.keys() - copied["buffers"].keys():
             del self.buffers[name]
@@ -242,11 +247,11 @@ class TorchOptimizerState(OptimizerState):
             return _copy_of(value, path)
 
         present = self._group_values()
-        self._load(mapped(copied["state_dict"], leaf), as_they_are=True)
+        self._load(mapped(copied["state_dict"], leaf), keep_dtypes=True)
         for number, group in enumerate(self._groups()):
             back = copied["groups"][number]
-            values = {k: v for k, v in present[number].items() if not goes_back(number, k, v)}
-            values |= {k: v for k, v in back.items() if goes_back(number, k, v)}
+            values = {k: v for k, v in present[number].items() if not restores(number, k, v)}
+            values |= {k: v for k, v in back.items() if restores(number, k, v)}
             _refill(group, {k: v.clone() if _is_tensor(v) else v for k, v in values.items()})
 
     def _changed_by_steps(self, number: int, key: Any, value: Any) -> bool:
@@ -254,7 +259,7 @@ class TorchOptimizerState(OptimizerState):
         return changed or (_is_tensor(value) and key != "lr")
 
     def _group_values(self) -> list[dict[str, Any]]:
-        """Of each parameter group the values, copies where they are tensors."""
+        """Return the values of each parameter group, with copies of tensors."""
         return [
             {k: v.detach().clone() if _is_tensor(v) else v for k, v in group.items()}
             for group in self._groups()
@@ -285,7 +290,7 @@ class TorchOptimizerState(OptimizerState):
             if vector not in saved["buffers"]:
                 raise KeyError(vector)
             p = names[parameter]
-            return torch.zeros_like(p, requires_grad=False)  # the optimizer may change it
+            return torch.zeros_like(p, requires_grad=False)  # the optimizer may change this tensor
 
         try:
             packed = self._read(saved, part)
@@ -293,22 +298,23 @@ class TorchOptimizerState(OptimizerState):
         except UserError as error:
             raise UserError(f"has a state of the optimizer that {error}") from None
         kept = self.copied({})
-        try:  # who knows what an optimizer requires of its own state
+        try:  # only the optimizer can check its own state
             self._call_load_state_dict(packed)
         finally:
             self._restore(kept, lambda *_: True)
 
     def restored(self) -> None:
-        """Give PyTorch's own state what a checkpoint has brought."""
+        """Load a checkpoint's state into PyTorch's optimizer."""
         fields = {name: getattr(self, name) for name in ("values", "contents", "entries")}
         saved = {"document": self.document, **fields}
-        self._load(self._read(saved, self.vectors.part), as_they_are=False)
+        self._load(self._read(saved, self.vectors.part), keep_dtypes=False)
 
     def _read(self, saved: Mapping[str, Any], part: Any) -> Any:
-        """The ``state_dict()`` of a checkpoint.
+        """Return the ``state_dict()`` of a checkpoint.
 
         Raises:
-            UserError: it is not as `wait` writes it, or not of this optimizer.
+            UserError: the checkpoint differs from the form written by `wait`, or is for another
+                optimizer.
         """
         present = self.optimizer.state_dict()
         values, contents = saved["values"], saved["contents"]
@@ -329,8 +335,9 @@ class TorchOptimizerState(OptimizerState):
         return {**packed, "state": state | packed["state"]}
 
     def _names_by_number(self, packed: Any) -> dict[int, str]:
-        """Names of the parameters, by their numbers in a ``state_dict()`` of PyTorch's form;
-        nothing if it is of another form, or its groups are of other lengths than the optimizer's.
+        """Return the parameters' names by their numbers in a ``state_dict()`` of PyTorch's form.
+        Return an empty dictionary for any further form, or if the lengths of its groups differ from
+        the optimizer's.
         """
         if not isinstance(packed, dict) or not isinstance(packed.get("state"), dict):
             return {}
@@ -351,8 +358,9 @@ class TorchOptimizerState(OptimizerState):
         return numbered
 
     def _require_equal(self, packed: Any) -> None:
-        """See that a checkpoint's ``state_dict()`` is one of this optimizer: its parameter groups
-        may have other hyperparameters, as ``load_state_dict()`` takes them."""
+        """Check that a checkpoint's ``state_dict()`` fits this optimizer. Hyperparameters may
+        differ, as ``load_state_dict()`` allows.
+        """
         present = self.optimizer.state_dict()
         if type(packed) is not type(present):
             raise UserError(f"is {shown(packed)}")
@@ -376,25 +384,26 @@ class TorchOptimizerState(OptimizerState):
                         f"{shown(value)}"
                     )
 
-    def _load(self, state_dict: Any, *, as_they_are: bool) -> None:
-        """Put a ``state_dict()`` into the optimizer.
+    def _load(self, state_dict: Any, *, keep_dtypes: bool) -> None:
+        """Load a ``state_dict()`` into the optimizer.
 
         Args:
-            as_they_are: whether the tensors keep their dtypes, too, which PyTorch would change to
-                their parameters'.
+            state_dict: in the optimizer's form.
+            keep_dtypes: whether tensors keep their dtypes, too. PyTorch would cast to the
+                parameters' dtype.
         """
-        for p, of_p in self._call_load_state_dict(state_dict).items():
+        for p, p_state in self._call_load_state_dict(state_dict).items():
             states = [o.state[p] for o in self.vectors.owners if p in o.state]
-            for key, value in of_p.items() if states else ():
+            for key, value in p_state.items() if states else ():
                 now = states[0].get(key)
                 cast = _is_tensor(value) and _is_tensor(now) and value.dtype != now.dtype
-                if (as_they_are and cast) or not _has_tensors(value):
+                if (keep_dtypes and cast) or not _has_tensors(value):
                     states[0][key] = value
         self.vectors.move()
 
     def _call_load_state_dict(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
-        """Call ``load_state_dict()``. Dictionaries of parameter groups stay the same objects, since
-        schedulers hold them.
+        """Call ``load_state_dict()``, and keep the dictionaries of parameter groups the same
+        objects, since schedulers hold references.
 
         Returns:
             The states in `state_dict`, by parameter.
@@ -420,8 +429,9 @@ class TorchOptimizerState(OptimizerState):
         return given
 
     def _split_states(self, state_dict: Any) -> tuple[dict[Any, dict[Any, Any]], Any]:
-        """The states in a ``state_dict()`` of PyTorch's form, by parameter; and it without arrays
-        of NumPy's in them, which ``load_state_dict()`` takes for containers of tensors."""
+        """Return the states by parameter, and the ``state_dict()`` without NumPy arrays in its
+        states. ``load_state_dict()`` would take NumPy arrays for containers of tensors.
+        """
         numbers = self._names_by_number(state_dict)
         if not numbers:
             return {}, state_dict
@@ -432,15 +442,15 @@ class TorchOptimizerState(OptimizerState):
             if isinstance(state_dict["state"].get(number), dict)
         }
         without = {
-            number: {k: v for k, v in of_p.items() if not isinstance(v, np.ndarray)}
-            if isinstance(of_p, dict)
-            else of_p
-            for number, of_p in state_dict["state"].items()
+            number: {k: v for k, v in p_state.items() if not isinstance(v, np.ndarray)}
+            if isinstance(p_state, dict)
+            else p_state
+            for number, p_state in state_dict["state"].items()
         }
         return given, {**state_dict, "state": without}
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The dictionaries of all parameter groups, also of optimizers within this one."""
+        """Return the dictionaries of all parameter groups, including those of nested optimizers."""
         lists = [vars(one).get("param_groups", []) for one in self.vectors.optimizers]
         if len(lists) == 1:
             return [*lists[0]]
@@ -454,8 +464,9 @@ def _values_of(groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
 def _restore_group_dicts(
     optimizer: Any, groups: list[dict[str, Any]], dictionaries: Sequence[dict[str, Any]]
 ) -> None:
-    """Have the parameter groups that ``load_state_dict()`` has made in the dictionaries that there
-    were before, and in their list."""
+    """Move the contents of new parameter groups from ``load_state_dict()`` into the former
+    dictionaries, in the former list.
+    """
     made = vars(optimizer)["param_groups"]
     if len(made) != len(dictionaries):
         return
@@ -467,8 +478,9 @@ def _restore_group_dicts(
 
 
 def _refill(group: dict[str, Any], values: dict[str, Any]) -> None:
-    """Give a group these values instead. A tensor stays the same object, if it can: a program may
-    hold a rate."""
+    """Replace a group's values. A tensor is copied in place if possible: a program may hold a
+    rate.
+    """
     for key, value in values.items():
         had: Any = group.get(key)
         tensors = _is_tensor(value) and _is_tensor(had)
@@ -483,14 +495,15 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _copy_of(value: Any, path: Any) -> Any:
-    """A copy of what is no tensor in a ``state_dict()``; but what the program has put into a group
-    is not copied, and a defaultdict is a new one already."""
+    """Return a copy of a non-tensor in a ``state_dict()``. The program's values in a group are not
+    copied; a defaultdict is already a copy.
+    """
     same = "param_groups" in path or isinstance(value, defaultdict)
     return value if same else copy.deepcopy(value)
 
 
 def _has_tensors(value: Any) -> bool:
-    """Whether there are tensors in a value, or in what it contains."""
+    """Return whether a value is or contains a tensor."""
     if isinstance(value, dict):
         return any(map(_has_tensors, value.values()))
     if isinstance(value, list | tuple | set):
@@ -504,13 +517,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _may_replace(value: Any) -> bool:
-    """Whether an optimizer can have a value in place of a number."""
+    """Return whether an optimizer may have a value in place of a number."""
     return value is None or isinstance(value, bool) or _is_number(value)
 
 
 def state_fingerprint(optimizer: Any) -> dict[str, str]:
-    """What an optimizer of PyTorch's has kept of earlier training, for the ranks to compare; one of
-    ours begins anew. Local."""
+    """Return a fingerprint of a PyTorch optimizer's earlier training, for comparison between ranks.
+    Empty for an optimizer of `parallel_sgd`, since it starts afresh. Local.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         return {}
     state_dict, checksum = optimizer.state_dict(), 0

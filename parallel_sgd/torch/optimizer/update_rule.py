@@ -24,9 +24,9 @@ Array = Any  #: a NumPy or CuPy array
 
 @options
 class TorchOptimizer(UpdateRule):
-    """An optimizer of PyTorch's, with its parameter groups: what the ranks compare of it.
+    """A PyTorch optimizer with its parameter groups, as compared between ranks.
 
-    Made by `wrapped`; at work it is a `TorchStep`.
+    Made by `wrapped`; `bind` returns its `TorchStep`.
     """
 
     kind: str = option("", None, "the optimizer's class")
@@ -35,11 +35,12 @@ class TorchOptimizer(UpdateRule):
 
     @classmethod
     def wrapped(cls, optimizer: Any, module: FlatModule, *, mean: bool) -> TorchOptimizer:
-        """
+        """Wrap an optimizer of a module's parameters.
+
         Args:
-            optimizer: at work on the module's parameters.
-            module: they are.
-            mean: whether it is given the mean gradient of all samples, or their sum.
+            optimizer: PyTorch's.
+            module: the module of the parameters.
+            mean: whether the optimizer gets the mean gradient over all samples, or the sum.
         Raises:
             UserError: the optimizer cannot train the module.
         """
@@ -67,7 +68,7 @@ class TorchOptimizer(UpdateRule):
         state.forget()
 
     def rate_after(self, samples: int) -> float | None:
-        """The learning rate of the first parameter group, now."""
+        """Return the present learning rate of the first parameter group."""
         rate = self._optimizer.param_groups[0].get("lr")  # type: ignore[attr-defined]
         return None if rate is None else float(rate)
 
@@ -91,12 +92,15 @@ class TorchOptimizer(UpdateRule):
 
 
 def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -> UpdateRule:
-    """An optimizer of PyTorch's, or of ours, as the ranks compare it. Local.
+    """Return the update rule for an optimizer of PyTorch or of `parallel_sgd`. Local.
 
     Args:
+        optimizer: either kind.
+        module: its parameters are to be updated.
+        algorithm: the learner's.
         mean: see `TorchOptimizer.wrapped`.
     Raises:
-        UserError: it cannot train the module by this algorithm.
+        UserError: the optimizer cannot train the module with this algorithm.
     """
     if isinstance(optimizer, Optimizer):
         return optimizer
@@ -110,17 +114,17 @@ def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -
 
 
 class TorchStep(LocalStep):
-    """A PyTorch optimizer at work on a module.
+    """The steps of a PyTorch optimizer on a module.
 
     Args:
-        optimizer: as the ranks compare it.
-        module: whose parameters it updates.
-        torch_optimizer: it.
-        mean: whether it is given the mean gradient, or the sum over all samples.
+        optimizer: the update rule.
+        module: its parameters are updated.
+        torch_optimizer: PyTorch's optimizer.
+        mean: whether the optimizer gets the mean gradient over all samples, or the sum.
 
     Attributes:
-        unit: gives how many samples a gradient of 1 stands for.
-        used: gives, of each parameter, whether any rank has a gradient of it, once for each step.
+        unit: returns the number of samples represented by a gradient of 1.
+        used: returns, for each parameter, whether any rank has a gradient; called once per step.
     """
 
     def __init__(
@@ -136,22 +140,23 @@ class TorchStep(LocalStep):
         self._hooks = [
             one.register_step_pre_hook(self._require_own_step)
             for one in optimizers_of(torch_optimizer)
-            if hasattr(one, "_optimizer_step_pre_hooks")  # not where __init__ leaves PyTorch's out
+            if hasattr(one, "_optimizer_step_pre_hooks")  # set by PyTorch's __init__
         ]
 
     def compile(self) -> None:
-        """Nothing is compiled. Local."""
+        """Do nothing: PyTorch's step is not compiled. Local."""
 
     def first_calls(self, *, quantized: bool) -> list[Callable[[], object]]:
-        """None: PyTorch's step has no kernels of ours. Local."""
+        """Return no calls: PyTorch's step uses no kernels of this package. Local."""
         return []
 
     def require_ready(self, scaling: Scaling | None) -> None:
-        """See that the optimizer still has the module's parameters alone, and their gradients are
-        as backward has left them. Local.
+        """Check that the optimizer has its original parameters, with unmodified gradients. Local.
 
+        Args:
+            scaling: the loss scale, if any.
         Raises:
-            UserError: parameters were added to it, or gradients were unscaled.
+            UserError: parameters were added, or gradients were unscaled.
         """
         held = sum(len(group["params"]) for group in self._torch.param_groups)
         if held != self._held:
@@ -163,7 +168,7 @@ class TorchStep(LocalStep):
             scaling.require_scaled(self._torch)
 
     def release(self) -> None:
-        """Let the optimizer step by itself again. Local."""
+        """Allow the program to call the optimizer's ``step`` again. Local."""
         for hook in self._hooks:
             hook.remove()
 
@@ -173,8 +178,8 @@ class TorchStep(LocalStep):
         if self._mean and samples != self.unit():
             as_tensor(gradient).mul_(self.unit() / samples)
         views = module.views_of(gradient)
-        for p, view, of_use in zip(module.tensors.values(), views, used, strict=True):
-            p.grad = view if of_use else None
+        for p, view, is_used in zip(module.tensors.values(), views, used, strict=True):
+            p.grad = view if is_used else None
         self._stepping = True
         try:
             with self._rates_times(self.state.lr_factor), self.state.stepping():
@@ -186,7 +191,7 @@ class TorchStep(LocalStep):
         self.state.adopt()
 
     def _allow_for_quantization(self, samples: int) -> None:
-        """What `optimizers.Adam` does of itself, after a step of PyTorch's Adam."""
+        """Correct a step of PyTorch's Adam for quantized gradients, as `optimizers.Adam` does."""
         quantized = self.state.quantized
         if quantized is not None:
             scale = self.unit() / samples if self._mean else 1.0
@@ -197,7 +202,7 @@ class TorchStep(LocalStep):
 
     @contextmanager
     def _rates_times(self, factor: float) -> Iterator[None]:
-        """For a while all learning rates, numbers or tensors, are so many times as high."""
+        """Multiply all learning rates, numbers or tensors, by a factor for a `with` block."""
         groups = self._torch.param_groups if factor != 1 else []
         if groups and (lacks := self.optimizer.lacks_rate):
             raise UserError(f"learning rates are to be times {factor:g}, but optimizer {lacks}")
