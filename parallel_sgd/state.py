@@ -10,11 +10,21 @@ buffers, communicators, threads. What has such of its own, and what is kept by o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from dataclasses import field as dataclass_field
-from dataclasses import fields, is_dataclass
+from enum import Enum, auto
 from typing import Any, Literal
 
-__all__ = ["Component", "External", "across", "components", "weight_of", "workspace"]
+__all__ = [
+    "Cause",
+    "Component",
+    "External",
+    "StateReplaced",
+    "across",
+    "components",
+    "weight_of",
+    "workspace",
+]
 
 ReshardRule = Literal["same", "mean", "most", "sum", "stripe", "share", "drop"]
 
@@ -164,3 +174,29 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
         if asked or not field.metadata.get("workspace"):
             for place, component in components(value):
                 yield f"{field.name}.{place}".rstrip("."), component
+
+
+class Cause(Enum):
+    """Why the state of a learner was replaced as a whole."""
+
+    LOADED = auto()  #: from a checkpoint, of this run or another one
+    RESTORED = auto()  #: from a snapshot of this run: a trial has ended, or the best model returns
+    RECOVERED = auto()  #: ranks have failed or joined; training continues on the present ones
+
+
+@dataclass(frozen=True)
+class StateReplaced:
+    """The state is another one than before.
+
+    Attributes:
+        cause: why.
+        clock: samples of all ranks in the new state.
+    """
+
+    cause: Cause
+    clock: int
+
+    @property
+    def ranks_changed(self) -> bool:
+        """The state belongs to other ranks than before."""
+        return self.cause is Cause.RECOVERED

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..errors import NotFinite
 from ..optimizers import OptimizerState
+from ..state import Cause, StateReplaced
 
 MOST = 10  #: times in a row
 
@@ -47,25 +48,18 @@ class LeftOut:
         self._told: str | None = None
         self._kept_at = self._ended_at = -1  # on the clock; the latter, what was left out last
 
-    def begin_again(self) -> None:
-        """The ranks are others, and some of them new: what was before is no row, and not kept."""
-        self._told, self._kept_at, self._ended_at = None, -1, -1
+    def state_replaced(self, event: StateReplaced) -> None:
+        """Put back nothing of another run, of other ranks, or of later than the new state. Local.
 
-    def loaded(self, clock: int) -> None:
-        """The state is that of another run, of so many samples: go back to none before it."""
-        self.begin_again()
-        self.keep(clock)
-
-    def went_back(self, clock: int) -> None:
-        """The state is that of an earlier time of this run, of so many samples: go back to no later
-        one. (What was kept before, as a block began that is not at its end, is still good.)"""
+        After a snapshot of this run was restored, what was kept before it, as the present block
+        began, is still good.
+        """
         self._told = None
-        if self._ended_at > clock:
-            self._ended_at = -1
-        if self._kept_at > clock:
-            self._kept_at = -1
+        latest = event.clock if event.cause is Cause.RESTORED else -1
+        self._ended_at = self._ended_at if self._ended_at <= latest else -1
+        self._kept_at = self._kept_at if self._kept_at <= latest else -1
         if self._kept_at < 0:
-            self.keep(clock)
+            self.keep(event.clock)
 
     def tell(self, problem: str) -> None:
         """Something else than the gradient of this rank's minibatch is not finite."""

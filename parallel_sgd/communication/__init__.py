@@ -8,7 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
-from .liveness.failure import RankFailed, is_rank_failure, reconfigure_ranks
+from .liveness.failure import (
+    RankFailed,
+    RanksChanged,
+    can_recover,
+    is_rank_failure,
+    reconfigure_ranks,
+    retry,
+)
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
@@ -33,12 +40,16 @@ __all__ = [
     "InBackground",
     "ProgramEnds",
     "RankFailed",
+    "RanksChanged",
     "Roles",
+    "Together",
+    "can_recover",
     "checked_timeout",
     "default_timeout",
     "is_rank_failure",
     "program_ends",
     "reconfigure_ranks",
+    "retry",
     "simulate",
 ]
 

@@ -71,6 +71,7 @@ class Communicator(ABC):
         fault_tolerant: training can continue on the remaining ranks, by `reconfigure`; a wait for a
             failed rank raises a `RanksLost` (`parallel-sgd run --survive`).
         generation: how often they have.
+        fruitless: reconfigurations in a row in which no rank was missing; 0 after progress.
 
     Every method here is collective unless it says local. No wait is endless: after the
     communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
@@ -84,6 +85,7 @@ class Communicator(ABC):
     learners: int = 0
     fault_tolerant: ClassVar[bool] = False
     generation: int = 0
+    fruitless: int = 0
     # `worlds` makes the first ones, of the kinds that are known above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
     _make_single: ClassVar[Callable[[], Communicator]]
@@ -226,6 +228,13 @@ class Communicator(ABC):
 
         Collective among all that are left, after `revoke` on any of them.
         """
+        before = self.world_ranks
+        try:
+            self._reconfigure(allow_join=allow_join)
+        finally:
+            self.fruitless = self.fruitless + 1 if self.world_ranks == before else 0
+
+    def _reconfigure(self, *, allow_join: bool) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
     def end_replay_log(self) -> None:  # noqa: B027

@@ -56,6 +56,10 @@ class FeedView(Protocol):
         """All has been given. May raise `Rewound`."""
 
     @property
+    def may_rewind(self) -> bool:
+        """Training may go back into the pass, also after all of it was given. Local."""
+
+    @property
     def trained(self) -> bool:
         """Whether steps have been taken with all that was given. May raise `Rewound`."""
 

@@ -13,6 +13,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..optimizers import Optimizer, UpdateRule
+from ..state import Cause
 from ..training import Learner as ArrayLearner
 from ..training.arguments import require_communicator
 from ..training.consistency import EVERY, mark_of
@@ -256,20 +257,21 @@ class Learner(ArrayLearner):
             self.local_step.used = self._gradients.used_by_any
             self.local_step.unit = lambda: self._gradients.unit
 
-    def restarted(self) -> None:
-        super().restarted()
+    def state_replaced(self, cause: Cause) -> None:
+        super().state_replaced(cause)
+        if cause is not Cause.RECOVERED:
+            return
         self._gradients.forget()
         self._forget_gradients()
         if self._scaling is not None:
             self._scaling.reset()
         self._local_samples = None
-        self.skipped.keep(self.samples)
 
     def _forget_minibatch(self) -> None:
         super()._forget_minibatch()
         self._forget_gradients()
-        assert self.recovery is not None
-        self.recovery.set_back("model")  # undo the forward pass: buffers, random numbers
+        # The forward pass has changed buffers, and drawn random numbers.
+        self.recovery.restore_part("model")
 
     def _forget_gradients(self) -> None:
         self._module.clear_gradients()
@@ -463,7 +465,7 @@ class Learner(ArrayLearner):
         Collective; not for ranks that only serve. Training continues unaffected, apart from the
         synchronized buffers.
         """
-        if self.recovery is not None and isinstance(batches, Iterator):
+        if self.recovery.ranks_may_change and isinstance(batches, Iterator):
             batches = list(batches)  # a retry after a failure reads them again
 
         def means() -> dict[str, float]:

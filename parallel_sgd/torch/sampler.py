@@ -13,6 +13,7 @@ from ..data.sources.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order
 from ..data.sources.minibatches import MinibatchSize, checked_minibatch_size, size_after, told_size
 from ..data.view import FeedView, Rewound, require_learner
 from ..errors import UserError
+from ..training.recovery.base import NoRecovery, Recovery
 from ..validation import checked_seed, choice, integer, kind_of
 from .loader_seed import LoaderSeed
 
@@ -98,12 +99,12 @@ class MinibatchSampler(Sampler[list[int]]):
         self._problem, self._agreed_generation = problem, -1
         model = getattr(learner, "model_state", None)  # holds the generators' states in checkpoints
         self._seed = None if model is None else LoaderSeed(model.generators().values())
-        if self._recovery is None:
+        if not self._recovery.ranks_may_change:
             self._agree()
 
     @property
-    def _recovery(self) -> Any:
-        return getattr(self.learner, "recovery", None)
+    def _recovery(self) -> Recovery:
+        return getattr(self.learner, "recovery", None) or NoRecovery()
 
     def _agree(self) -> None:
         """Check that the arguments agree on all ranks. Collective, once per group of ranks: a
@@ -147,16 +148,11 @@ class MinibatchSampler(Sampler[list[int]]):
     def _whole_epoch(self, number: int) -> Iterator[int]:
         """Yield an epoch's number; again if ranks have failed and part of the epoch is left."""
         while True:
-            before = self._rollbacks()
+            before = self._recovery.times
             yield number
-            if self._recovery is not None:
-                self._recovery.complete_pass()
-            if self._rollbacks() == before or self._epoch_at(self.learner.samples) > number:
+            self._recovery.end_pass()
+            if self._recovery.times == before or self._epoch_at(self.learner.samples) > number:
                 return
-
-    def _rollbacks(self) -> int:
-        """Return the number of rollbacks so far."""
-        return 0 if self._recovery is None else int(self._recovery.times)
 
     def __len__(self) -> int:
         """Return the number of minibatches in the learner's present epoch."""
@@ -193,7 +189,7 @@ class MinibatchSampler(Sampler[list[int]]):
             while True:
                 try:
                     last = yield from self._minibatches(feed, end)
-                    if self._recovery is not None:
+                    if feed.may_rewind:
                         yield from self._until_trained(feed, last)
                         feed.complete()
                     return
@@ -253,8 +249,8 @@ class MinibatchSampler(Sampler[list[int]]):
 
     def _agree_after_failure(self) -> None:
         """Call `_agree`, with a retry if ranks fail, for a fault-tolerant learner."""
-        if self._recovery is not None:
-            cast(Any, self.learner).surviving(self._agree)
+        if self._recovery.ranks_may_change:
+            self._recovery.run(self._agree)
 
     def _order(self, number: int) -> IndexArray | GroupedOrder:
         if self._grouped is None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from ..algorithms import Algorithm
 from ..data.view import Rewound
 from .minibatch_ledger import MinibatchLedger, Pass
+from .recovery.base import Recovery
 
 
 class Feed(Pass):
@@ -18,8 +19,7 @@ class Feed(Pass):
         announced: the learner's.
         algorithm: the learner's.
         fail: the learner's.
-        complete: the learner's, at the end of a pass: whether it is one, and training has not gone
-            back into it.
+        recovery: the learner's.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class Feed(Pass):
         announced: MinibatchLedger,
         algorithm: Algorithm[Any],
         fail: Callable[[str], NoReturn],
-        complete: Callable[[], bool] = lambda: True,
+        recovery: Recovery,
     ) -> None:
         super().__init__()
         self._announced, self._algorithm, self._fail = announced, algorithm, fail
-        self._complete = complete
+        self._recovery = recovery
 
     @property
     def samples(self) -> int:
@@ -51,9 +51,14 @@ class Feed(Pass):
             Rewound: they have gone back.
         """
         self._require_going_on()
-        if self._announced.complete and self._complete():
+        if self._announced.complete and self._recovery.end_pass():
             self.rewound = False
         self._require_going_on()
+
+    @property
+    def may_rewind(self) -> bool:
+        """Training may go back into the pass, also after all of it was given. Local."""
+        return self._recovery.ranks_may_change
 
     @property
     def trained(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
-from ..communication import InBackground, is_rank_failure
+from ..communication import InBackground, can_recover
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer, kind_of, one_number
@@ -58,7 +58,6 @@ class Learner(LearnerSetup):
         at_work: the algorithm.
         state: the algorithm's.
         left_out: what was left out of training, since its numbers were not finite.
-        in_step: samples of this rank in the latest step, where ranks survive each other.
         in_common: what the ranks compare where they wait for each other.
 
     Collective. Memory: the gradient, and what optimizer and algorithm need. A program that makes
@@ -88,7 +87,7 @@ class Learner(LearnerSetup):
         Raises:
             UserError: the ranks do not survive each other.
         """
-        if self.recovery is None:
+        if not self.world.fault_tolerant:
             raise UserError("recover: the ranks must survive each other (run --survive)")
         self.recovery.recover()
 
@@ -102,7 +101,7 @@ class Learner(LearnerSetup):
         Returns:
             What it returned, when all ranks that are left had come to its end.
         """
-        return function() if self.recovery is None else self.recovery.surviving(function)
+        return self.recovery.run(function)
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """Call a function of all ranks that takes no step, such as an evaluation of your own; again
@@ -113,16 +112,7 @@ class Learner(LearnerSetup):
         Returns:
             What it returned, when all ranks that are left had come to its end.
         """
-        return function() if self.recovery is None else self.recovery.between_steps(function)
-
-    def all_come_through(self, function: Callable[[], Result]) -> Result:
-        """Call a function of all ranks that takes no step, in a session; again where a rank has
-        died in it and nobody goes back. Collective.
-
-        Raises:
-            RanksLost: training has to go back.
-        """
-        return function() if self.recovery is None else self.recovery.all_come_through(function)
+        return self.recovery.commit_after(function)
 
     def gathered(self, own: Result) -> list[Result]:
         """What each rank tells, in a session; a rank that has failed is not waited for. Collective.
@@ -135,7 +125,7 @@ class Learner(LearnerSetup):
             self.meet()
             return self.comm.allgather_object(own)
 
-        return self.all_come_through(gathered)
+        return self.recovery.collective(gathered)
 
     def announce(self, samples: int, total: int) -> None:
         """Announce the counts of a coming `step`, so that the ranks need not ask each other.
@@ -165,8 +155,7 @@ class Learner(LearnerSetup):
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        complete = self.recovery.complete_pass if self.recovery else lambda: True
-        return Feed(self._announced, self.algorithm, self.fail, complete)
+        return Feed(self._announced, self.algorithm, self.fail, self.recovery)
 
     def ready(self, name: str) -> None:
         """Tell that the gradient of one parameter is complete, before `step`, while others are
@@ -212,14 +201,12 @@ class Learner(LearnerSetup):
                 self.skipped.judge(float(one_number("loss", loss)))
             except UserError as error:
                 self.fail(str(error))
-        if self.recovery is None:
-            return self._timed_step(samples)
-        announced, self.in_step = self._announced, samples
+        ledger = self._announced
         if not self._take_discarded(samples):
-            before = announced.steps
-            if self.recovery.recovers_step(lambda: self._surviving_step(samples)):
-                return self.last_samples
-            if announced.steps == before:  # the step had not come so far
+            before = ledger.steps
+            if self.recovery.step(self._timed_step, samples):
+                return ledger.trained
+            if ledger.steps == before:  # the step had not come so far
                 self._take_discarded(samples)
         self._forget_minibatch()
         self.last_samples = 0
@@ -234,12 +221,6 @@ class Learner(LearnerSetup):
     def _forget_minibatch(self) -> None:
         """What the program has computed is of a minibatch that is dealt out anew. Local."""
         self.skipped.problem(None)
-
-    def _surviving_step(self, samples: int) -> None:
-        assert self.recovery is not None
-        self._timed_step(samples)
-        if self.recovery.by_itself:
-            self.recovery.stepped()
 
     def _timed_step(self, samples: int) -> int:
         if self._beside.work or self._closed:
@@ -324,7 +305,7 @@ class Learner(LearnerSetup):
                 common differs: the minibatches so far, the samples trained on, the model.
         """
         self.require_open()
-        self.all_come_through(self.meet_once)
+        self.recovery.collective(self.meet_once)
 
     def meet_once(self) -> None:
         """As `meet`; a rank that dies meanwhile is told of. Collective.
@@ -384,10 +365,7 @@ class Learner(LearnerSetup):
         except UserError as error:
             self.fail(str(error))
         with self.world.trace.span("serve" if self.serves else "finish"):
-            if self.recovery is None:
-                self._complete()
-            else:
-                self.recovery.finish(self._complete)
+            self.recovery.finish(self._complete)
         self._stop_statistics()
 
     def _complete(self) -> None:
@@ -428,7 +406,7 @@ class Learner(LearnerSetup):
             try:
                 self.runner.close(failed=failed)
             except Exception as error:
-                if self.recovery is None or not is_rank_failure(error):
+                if not can_recover(self.world, error):
                     raise
                 self.recovery.give_up()
             self._stop_statistics()

@@ -4,8 +4,8 @@ ranks have died."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -18,16 +18,16 @@ from ..kernels import array_module
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
-from ..state import Component, components
+from ..state import Cause, Component, StateReplaced, components
 from .arguments import agree_on_arguments
 from .background_tasks import BackgroundTasks
 from .consistency import EVERY, ConsistencyCheck, mark_of
 from .minibatch_ledger import MinibatchLedger
 from .non_finite import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .preparing import prepare_kernels
-from .recovery.base import begin_with_remaining
+from .recovery.base import NoRecovery, Recovery, begin_with_remaining
 from .recovery.rollback import COMMIT_EVERY, Rollback
-from .recovery.server_failover import ServerFailover
+from .recovery.server_failover import ServedLearner, ServerFailover
 from .runner import AlgorithmRunner
 from .shared_model import SharedModel
 from .sync_stats import SyncPerformance
@@ -86,7 +86,8 @@ class LearnerSetup(ABC):
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
         self.skipped = LeftOut()
         self._performance: SyncPerformance | None = None
-        self.recovery: Rollback | ServerFailover | None = None
+        self.recovery: Recovery = NoRecovery()
+        self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all ranks, where these can change
         self._group: Group | None = None
         self._number = 0
         if isinstance(comm, Communicator):  # else it is refused below
@@ -110,21 +111,19 @@ class LearnerSetup(ABC):
             steps = self.local_step.first_calls(quantized=algorithm.quantizes_in_steps)
             calls = algorithm.first_calls(x[:0].copy()) + steps
             prepare_kernels(comm, calls)
+        self._announced = MinibatchLedger(algorithm, self.local_step)
         self._form()
         self._watch_performance(every)
-        self.in_step = 0
-        self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._announced = MinibatchLedger(algorithm, self.local_step)
-        self.consistency = self._compared()
+        self._sent_before = 0  # by the learner whose checkpoint this one has loaded
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside = BackgroundTasks(self.fail)
         self._closed, self._shared = False, SharedModel()
-        if comm.fault_tolerant:
-            if algorithm.roles.together:
-                self.recovery = Rollback(self, commit_every)
-            elif self.recovery is None:  # else it knows what this rank has served already
-                self.recovery = ServerFailover(self)
-            self.recovery.begin()
+        if comm.fault_tolerant and algorithm.roles.together:
+            self.recovery = Rollback(self, commit_every)
+        elif comm.fault_tolerant and not isinstance(self.recovery, ServerFailover):
+            # Once: it knows what this rank has served, if ranks fail while the learner is set up.
+            self.recovery = ServerFailover(cast(ServedLearner, self))
+        self.recovery.begin()
         report_training()
 
     def _form(self) -> None:
@@ -136,6 +135,7 @@ class LearnerSetup(ABC):
         work = Work(x, self.gradient, step, self.comm, self.group, size, self.skipped)
         self.runner = AlgorithmRunner(self.algorithm, work)
         self.state = self.runner.state
+        self.consistency = self._new_consistency_check()
 
     def _watch_performance(self, every: int) -> None:
         """The first rank that trains tells of it, which may be another one than before. Local."""
@@ -149,10 +149,13 @@ class LearnerSetup(ABC):
                 asynchronous=self.algorithm.asynchronous,
             )
 
-    def _compared(self) -> ConsistencyCheck:
-        every = self._compare_every
+    def _new_consistency_check(self) -> ConsistencyCheck:
         parts = self.runner, self.local_step, self._announced
-        return ConsistencyCheck(self._number, *parts, self._own_mark, every)
+        check = ConsistencyCheck(self._number, *parts, self._own_mark, self._compare_every)
+        before: ConsistencyCheck | None = getattr(self, "consistency", None)
+        if before is not None:
+            check.compares = before.compares
+        return check
 
     def _own_mark(self) -> int:
         """Of this rank's gradient before the exchange: see `mark_of`. Local."""
@@ -168,19 +171,20 @@ class LearnerSetup(ABC):
         sent = self.bytes_sent
         every, _ = agree_on_arguments(self.world, *self._arguments)
         agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
-        self.skipped.begin_again()
         self._is_made = False
         self._form()
         self._is_made = True
         self._watch_performance(every)
         self.bytes_sent = sent
 
-    def restarted(self) -> None:
-        """The state is that of an earlier time, on other ranks. Local."""
-        compares = self.consistency.compares
-        self.consistency = self._compared()
-        self.consistency.compares = compares
-        self._announced.rewind()
+    def state_replaced(self, cause: Cause) -> None:
+        """Tell all parts of the learner that its state was replaced as a whole.
+
+        Collective, on ranks that can change, unless `cause` is RECOVERED; else local.
+        """
+        event = StateReplaced(cause, self.samples)
+        for part in (self._announced, self.skipped, self.recovery):
+            part.state_replaced(event)
 
     @abstractmethod
     def fail(self, problem: str) -> NoReturn:
@@ -240,10 +244,8 @@ class LearnerSetup(ABC):
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        report = self.runner.report()
-        if self.recovery is None:
-            return report
-        return (report or {}) | {"recovery": self.recovery.report()}
+        report, recovery = self.runner.report(), self.recovery.report()
+        return (report or {}) | {"recovery": recovery} if recovery else report
 
     @property
     def is_fed(self) -> bool:

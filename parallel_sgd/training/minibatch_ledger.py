@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..optimizers import LocalStep
+from ..state import Cause, StateReplaced
 from ..validation import integer
 
 MOST_SAMPLES = 2**40
@@ -230,6 +231,13 @@ class MinibatchLedger:
         with self._lock:
             self._remove_forgotten()
             return bool(self._waiting) and self._waiting[0].void
+
+    def state_replaced(self, event: StateReplaced) -> None:
+        """What was issued is of no use: it is dealt out again, or was of another run."""
+        if event.cause is Cause.RECOVERED:
+            self.rewind()
+        else:
+            self.clear()
 
     def rewind(self) -> None:
         """Training has gone back: what is left is dealt out anew from there."""

@@ -18,6 +18,7 @@ from parallel_sgd.data import RankSource, Source, with_next
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.training.feed import Feed
 from parallel_sgd.training.minibatch_ledger import MinibatchLedger
+from parallel_sgd.training.recovery.base import NoRecovery
 
 
 def ahead(minibatches):
@@ -202,7 +203,9 @@ def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along(
     """Python finds out at any time that nobody holds a generator any more."""
     local_step = psgd.SGD(lr=0.1).bind(zeros("one block"))
     announced = MinibatchLedger(psgd.DataParallelSGD(), local_step)
-    kept, left = (Feed(announced, psgd.DataParallelSGD(), pytest.fail) for _ in range(2))
+    kept, left = (
+        Feed(announced, psgd.DataParallelSGD(), pytest.fail, NoRecovery()) for _ in range(2)
+    )
     for feed in (kept, left):
         announced.begin(feed)
         announced.add(4, 8, feed)

@@ -16,7 +16,7 @@ from torch_models import MODELS, OPTIMIZERS, Branches, batch, made, values
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
 from parallel_sgd.torch.optimizer.document import mapped
-from parallel_sgd.training.recovery.snapshot import Copy, Sharing
+from parallel_sgd.training.recovery.snapshot import SharedSnapshot, Snapshot
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
@@ -278,16 +278,17 @@ def test_a_rank_that_has_not_begun_keeps_what_it_has_in_common(comm):
     with learner_of(comm, OPTIMIZERS["adamw"], psgd.ModelAveragingSGD(sync_steps=4)) as learner:
         for number in (0, 1):
             step(learner, number, samples=3 * (comm.rank > 0))
-        copy = Copy()
-        copy.take(learner, [{}] * comm.size)
+        learner.stripe_sizes = [{}] * comm.size
+        snapshot = Snapshot()
+        snapshot.take(learner)
         before = [len(learner.local_step._torch.state), values(learner.model)]
         step(learner, 2)
         assert before[0] == 4 * (comm.rank > 0)
-        Sharing(learner, copy).put_back(learner, [{}] * comm.size)
+        SharedSnapshot(learner, snapshot).restore(learner)
         assert len(learner.local_step._torch.state) == before[0]
         assert np.array_equal(values(learner.model), before[1])
-        Sharing(learner, copy if comm.rank else None).put_back(learner, [{}] * comm.size)
+        SharedSnapshot(learner, snapshot if comm.rank else None).restore(learner)
         assert len(learner.local_step._torch.state) == 4
         moments = comm.allgather_object(learner.local_step.state.buffers["exp_avg"])
         assert all(np.array_equal(m, moments[0]) and m.any() for m in moments)
-        Sharing(learner, None if comm.rank else copy).put_back(learner, [{}] * comm.size)
+        SharedSnapshot(learner, None if comm.rank else snapshot).restore(learner)

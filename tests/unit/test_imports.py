@@ -60,9 +60,9 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
     ],
     "training": [
         {"runner"},
-        {"state", "consistency", "feed", "non_finite"},
+        {"state", "consistency", "non_finite"},
         {"recovery"},
-        {"learner_setup"},
+        {"learner_setup", "feed"},
         {"learner"},
         {"checkpoint"},
         {"session"},

@@ -210,7 +210,7 @@ def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> 
                 },
                 owned,
             )
-            for copy in dead.recovery._copies
+            for copy in dead.recovery._snapshots
         ]
         assert np.abs(missing).max() > 0.1
         assert any(np.allclose(missing, lost, atol=1e-3) for lost in could)

@@ -123,7 +123,7 @@ class RecoveringThread(WithReplayLog, ThreadCommunicator):
     def revoke(self) -> None:
         self._world.revoke()
 
-    def reconfigure(self, *, allow_join: bool) -> None:
+    def _reconfigure(self, *, allow_join: bool) -> None:
         self._group.meet(self._number, self.rank, allow_join)
         self._world, self.generation = self._group.world, self._group.generation
         self.rank = self._group.new_membership.ranks.index(self._number)

@@ -81,7 +81,7 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
                 comm.Revoke()
         self._rendezvous.revoke()
 
-    def reconfigure(self, *, allow_join: bool) -> None:
+    def _reconfigure(self, *, allow_join: bool) -> None:
         comm = self._rendezvous.reconfigure(allow_join=allow_join)
         assert comm is not None, "who trains goes on to do so"
         self._abandoned.append(self._comm)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import RanksLost
 from ..job_environment import fault_tolerant
@@ -13,8 +14,14 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
 
 
+Result = TypeVar("Result")
+
 MOST_FRUITLESS = 3
-"""Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
+"""Reconfigurations in a row in which no rank was missing. After more, something else is wrong."""
+
+
+class RanksChanged(RanksLost):
+    """The ranks were reconfigured meanwhile: begin again with the present ones."""
 
 
 class RankFailed(RuntimeError):
@@ -36,17 +43,47 @@ def is_rank_failure(error: BaseException | None) -> bool:
     return error.Get_error_class() in kinds
 
 
-def reconfigure_ranks(comm: Communicator) -> None:
-    """Go on with the ranks that are left, and those that join; again, where more die meanwhile.
-    Collective."""
-    fruitless = 0
+def retry(
+    comm: Communicator,
+    attempt: Callable[[], Result],
+    recover: Callable[[], object],
+    *,
+    failed: bool = False,
+) -> Result:
+    """Call `attempt` until it returns, and after each failure of ranks call `recover` first.
+
+    Args:
+        comm: counts reconfigurations in which no rank was missing (`fruitless`).
+        recover: may fail likewise, and is then called again.
+        failed: ranks have failed already: begin with `recover`.
+    Raises:
+        Exception: any other error; or a failure of ranks after more than `MOST_FRUITLESS`
+            fruitless reconfigurations in a row.
+
+    Collective among the remaining ranks.
+    """
     while True:
-        before = comm.world_ranks
         try:
-            comm.revoke()
-            comm.reconfigure(allow_join=True)
-            return
+            if failed:
+                recover()
+            failed = False
+            return attempt()
         except Exception as error:
-            fruitless = fruitless + 1 if comm.world_ranks == before else 0
-            if not is_rank_failure(error) or fruitless > MOST_FRUITLESS:
+            if not can_recover(comm, error):
                 raise
+            failed = not isinstance(error, RanksChanged)
+
+
+def can_recover(comm: Communicator, error: BaseException) -> bool:
+    """Return whether the remaining ranks can continue after an error. Local."""
+    return is_rank_failure(error) and comm.fault_tolerant and comm.fruitless <= MOST_FRUITLESS
+
+
+def reconfigure_ranks(comm: Communicator) -> None:
+    """Continue with the remaining ranks and those that join. Collective."""
+
+    def reconfigure() -> None:
+        comm.revoke()
+        comm.reconfigure(allow_join=True)
+
+    retry(comm, lambda: None, reconfigure, failed=True)

@@ -136,7 +136,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                 try:
                     for number in epochs(feed):
                         yield from self._epoch(number, feed, learner)
-                    if getattr(learner, "recovery", None) is None:
+                    if not feed.may_rewind:
                         return
                     if not feed.trained:
                         # Fetched ahead: one more, so that the next one is asked for when all steps

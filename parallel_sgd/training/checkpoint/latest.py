@@ -64,7 +64,7 @@ def resume(
     ranks.
     """
     require_learner(learner)
-    if learner.serves or (learner.recovery is not None and learner.recovery.has_joined):
+    if learner.serves or learner.recovery.has_joined:
         return None
 
     def resume_from() -> LoadedCheckpoint | None:

@@ -13,6 +13,7 @@ from ...array_files import reading_errors
 from ...communication import Communicator
 from ...errors import SharedError, UserError
 from ...plain_values import from_json
+from ...state import Cause
 from ...validation import checked_path, line_of, mapping, with_plain_paths
 from ..consistency import LOAD
 from ..learner import Learner, require_learner
@@ -130,7 +131,6 @@ def load_checkpoint(
     assert read is not None
     tree, room, sent, documents = read
     extra, extras = comm.together(lambda: _extras(comm, at, manifest["ranks"], documents))
-    learner.discard_issued()
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
 
@@ -140,9 +140,7 @@ def load_checkpoint(
 
     _from_rank_0(comm, read_external)
     learner.bytes_sent = sent
-    learner.skipped.loaded(learner.samples)
-    if learner.recovery is not None:
-        learner.recovery.went_back()  # older snapshots are now invalid
+    learner.state_replaced(Cause.LOADED)
     return LoadedCheckpoint(
         path=at,
         ranks=manifest["ranks"],

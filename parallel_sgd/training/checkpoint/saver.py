@@ -117,10 +117,8 @@ class Checkpoints:
         if require_learner(learner).serves:
             return
         learner.require_own_model("save")
-        if learner.recovery is None:
-            self._save(learner, extra, metric, background)
-        else:  # after a failure there is no checkpoint: the other ranks have rolled back
-            learner.recovery.fault_tolerant(lambda: self._save(learner, extra, metric, background))
+        # If a rank fails, there is no checkpoint, and the others have rolled back.
+        learner.recovery.attempt(lambda: self._save(learner, extra, metric, background))
 
     def _save(self, learner: Learner, extra: Any, metric: Any, background: bool) -> None:
         learner.meet()  # raises on a failed rank, instead of waiting below

@@ -10,49 +10,78 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ...algorithms.asynchronous import DataParallelASGD
+from ...algorithms.asynchronous_state import DataParallelASGDState
+from ...communication import RanksChanged, retry
 from ...communication.stderr import write_stderr
 from ...errors import RanksLost, SharedLoss, WaitedInVain
 from ...kernels import array_module, on_host
+from ...optimizers import LocalStep
 from ...parameter_server import Assembled, Holding, WorkerProgress, assemble
-from .base import Recovery
+from ...parameter_server.roles import ServerGroup
+from ...state import Cause
+from .base import Reconfiguring, Recoverable
 from .recovery_status import RecoveryStatus, ServedLosses, largest, plain_of, status_from_plain
 
 Result = TypeVar("Result")
 
 
-class ServerFailover(Recovery):
-    """Lets a learner that has servers go on.
+class ServedLearner(Recoverable, Protocol):
+    """The part of a `Learner` with parameter servers that a failover works on."""
+
+    group: ServerGroup
+    algorithm: DataParallelASGD
+    state: DataParallelASGDState
+    local_step: LocalStep
+    bytes_sent: int
+    last_samples: int
+
+    @property
+    def serves(self) -> bool: ...
+
+    @property
+    def is_fed(self) -> bool: ...
+
+    def announce(self, samples: int, total: int) -> None: ...
+
+    def meet_once(self) -> None: ...
+
+
+class ServerFailover(Reconfiguring):
+    """Lets each worker of parameter servers continue where it is.
 
     Args:
-        learner: whose ranks survive each other (a `Learner`).
+        learner: on ranks of a fault-tolerant communicator.
 
     Attributes:
         losses: so far.
 
-    Memory: what has been pulled once more, and with error feedback two copies of the residual.
-    Cost: these copies for each push.
+    Memory: what was pulled once more, and with error feedback two copies of the residual. Cost:
+    these copies for each push.
     """
 
-    def __init__(self, learner: Any) -> None:
+    def __init__(self, learner: ServedLearner) -> None:
         super().__init__(learner)
+        self._learner: ServedLearner
         self._served = -1  # the generation of servers that this rank has taken part in
         self._workers: tuple[int, ...] = ()  # of it, by their ranks in the world, for good
         self._shards: list[Holding] = []  # the newest last
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
-        self._calls = self._most_calls = 0  # that have come to an end: here, and on any worker
-        self._within = False  # whether this rank is in what all begin anew
+        self._calls = 0  # calls of `_again` that have come to an end on this worker
+        self._most_calls = 0  # the same, on any worker
+        self._within = False  # this rank is within a call that all begin anew
+        self._before: Any = None  # the algorithm's state and the bytes sent, as ranks failed
         self.losses = ServedLosses()
 
     def begin(self) -> None:
-        """Begin; or where others have gone on already, take part in that. Collective."""
         self._generation = self._learner.world.generation
-        if self._generation:
+        if self._generation:  # the others have trained already
             if not self._learner.serves:  # its client has not asked any servers
                 self._served = -1
             self._rejoin()
@@ -61,19 +90,13 @@ class ServerFailover(Recovery):
             self._hold()
         self._learner.state.ask_again(self._recover_in_request)
 
-    def fault_tolerant(self, call: Callable[[], object]) -> bool:
-        """As `all_come_through`; True: nobody goes back."""
-        self.all_come_through(call)
-        return True
+    # Verbs.
 
-    def between_steps(self, function: Callable[[], Result]) -> Result:
-        """As `all_come_through`."""
-        return self.all_come_through(function)
+    def collective(self, function: Callable[[], Result]) -> Result:
+        """Call a function that takes no step; again after a failure, when all workers are through.
 
-    def all_come_through(self, function: Callable[[], Result]) -> Result:
-        """What a function returns that takes no step, and is called again wherever ranks have died
-        in it, when all workers have come to its end. Within another it is a part of that, which
-        all begin anew. Collective over the workers."""
+        A call within another one is a part of that, which all workers begin anew.
+        """
         if self._within:
             return function()
 
@@ -84,26 +107,31 @@ class ServerFailover(Recovery):
             finally:
                 self._within = False
 
-        return self._again(within, lambda: True)
+        return self._again(within, meets=True)
 
-    def surviving(self, function: Callable[[], Result]) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it, but not
-        in a step.
+    def commit_after(self, function: Callable[[], Result]) -> Result:
+        return self.collective(function)
+
+    def attempt(self, call: Callable[[], object]) -> bool:
+        self.collective(call)
+        return True
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Call a function that trains; again after a failure that was not in a step.
 
         Raises:
-            WaitedInVain: it is a session: its workers are at different places of it.
+            WaitedInVain: the function is a session: its workers are at different places of it.
         """
-        return self._again(self._ending_session(function), lambda: self.by_itself)
-
-    def _ending_session(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """The function; a death in it is an error where a session trains, which it ends."""
 
         def called() -> Result:
             try:
                 return function()
+            except RanksChanged:
+                self._calls += 1
+                raise
             except Exception as error:
-                self._require_loss(error)
-                if self.by_itself:
+                self._require_recoverable(error)
+                if not self.in_session:
                     raise
                 raise WaitedInVain(
                     "a rank has died in a collective of the program's own within a session with "
@@ -111,31 +139,31 @@ class ServerFailover(Recovery):
                     "(parallel-sgd run --restarts)"
                 ) from error
 
-        return called
+        return self._again(called, meets=False)
 
-    def _again(self, function: Callable[[], Result], waits: Callable[[], bool]) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it.
+    def _again(self, function: Callable[[], Result], *, meets: bool) -> Result:
+        """Call a function; again after each failure.
 
         Args:
-            waits: whether that is when all workers that are left have come to its end.
+            meets: the workers meet after it (outside of a session always).
 
-        A death may come as some workers have heard that all are at the end, and others have not.
-        The others hear it as they recover, and do not call it again. Collective.
+        Some workers may have passed the meeting when ranks fail, and others not. These hear so
+        as they recover, and do not call the function again. Collective.
         """
-        while True:
-            results = []
-            try:
+        results: list[Result] = []
+
+        def attempt() -> Result:
+            if not results or self._most_calls <= self._calls:
+                results.clear()
                 results.append(function())
-                if waits() and not self._learner.serves:
-                    self._meet()  # whoever comes through it knows that all are there
+                if (meets or not self.in_session) and not self._learner.serves:
+                    self._meet()  # a worker that passes knows that all are here
                 self._calls += 1
-                return results[0]
-            except Exception as error:
-                self._require_loss(error)
-                self.recover()
-                if results and self._most_calls > self._calls:
-                    self._calls = self._most_calls
-                    return results[0]
+            else:
+                self._calls = self._most_calls
+            return results[0]
+
+        return retry(self._learner.world, attempt, self.recover)
 
     def _meet(self) -> None:
         if self._completed:  # servers have ended
@@ -144,18 +172,17 @@ class ServerFailover(Recovery):
             self._learner.meet_once()
 
     def _recover_in_request(self) -> None:
-        """Ranks have died in a request for rows: go on, so that it can be made again.
+        """Recover from a failure in a request for rows, so that it can be made again.
 
         Raises:
-            RanksLost: it is a part of what all begin anew.
+            RanksLost: it is a part of what all workers begin anew.
         """
         if self._within:
             raise RanksLost("a rank has died in a request for rows")
         self.recover()
 
-    def recovers_step(self, step: Callable[[], object]) -> bool:
-        """Take a step; False where ranks have died in it before it began to train. Collective as
-        the step is."""
+    def step(self, take: Callable[[int], object], samples: int) -> bool:
+        """Take a step; False if ranks failed in it before it began to train."""
         learner = self._learner
         before = learner.samples
         try:
@@ -163,12 +190,12 @@ class ServerFailover(Recovery):
                 raise RanksLost("the ranks have changed")
             total, self._total = self._total, 0
             if total and not learner.is_fed:  # others are in this step already, and need its push
-                learner.announce(learner.in_step, total)
-            step()
-            self._fruitless = 0
+                learner.announce(samples, total)
+            take(samples)
+            learner.world.fruitless = 0
             return True
         except Exception as error:
-            self._require_loss(error)
+            self._require_recoverable(error)
             minibatch = learner.state.minibatch
             self.recover()
             if minibatch is not None:
@@ -177,52 +204,50 @@ class ServerFailover(Recovery):
             if learner.samples > before:  # of the warm start: a worker at least has taken it
                 learner.last_samples = learner.samples - before
                 return True
-            return bool(self._total) and not learner.is_fed and self.recovers_step(step)
+            return bool(self._total) and not learner.is_fed and self.step(take, samples)
 
     def finish(self, complete: Callable[[], object]) -> None:
-        """Complete the model, again if need be, until all ranks that are left have the same.
-        Collective."""
         world = self._learner.world
-        while True:
-            try:
-                if not self._completed:
-                    complete()
-                    self._completed = True
-                world.barrier()  # whoever comes through it knows that all have it
-                return
-            except Exception as error:
-                self._require_loss(error)
-                try:
-                    self.recover(allow_join=self._learner.serves)
-                except SharedLoss:  # nobody is left who trains
-                    if not self._completed:
-                        raise
-                    return
+
+        def attempt() -> None:
+            if not self._completed:
+                complete()
+                self._completed = True
+            world.barrier()  # a rank that passes knows that all hold the model
+
+        try:
+            retry(world, attempt, lambda: self.recover(allow_join=self._learner.serves))
+        except SharedLoss:  # no worker remains
+            if not self._completed:
+                raise
+
+    # Recovery.
 
     def recover(self, *, allow_join: bool = True) -> None:
-        """Go on from where each rank is, with the ranks that are left."""
-        learner, state = self._learner, self._learner.state
+        learner = self._learner
+        self._keep_model()
+        allow_join = allow_join and not (
+            learner.algorithm.tables or learner.group.shared or self._completed
+        )
+        self._before = learner.state, learner.bytes_sent
+        super().recover(allow_join=allow_join)
+
+    def _continue(self, *, allow_join: bool) -> None:
+        learner, (state, sent) = self._learner, self._before
+        self._keep_model()
+        self._reconfigure(allow_join=allow_join)
+        state.go_on(learner.state)
+        state.ask_again(self._recover_in_request)
+        learner.state = learner.runner.state = state
+        learner.bytes_sent = sent  # which the state knows, and the learner knew, too
+        self._rejoin()
+        self._resume()
+
+    def _keep_model(self) -> None:
         if self._model is None:
             self._model = self._own_model()
-        group, tables, sent = learner.group, learner.algorithm.tables, learner.bytes_sent
-        allow_join = allow_join and not (tables or group.shared or self._completed)
-        while True:
-            try:
-                self._reconfigure(allow_join=allow_join)
-                state.go_on(learner.state)
-                state.ask_again(self._recover_in_request)
-                learner.state = learner.runner.state = state
-                learner.bytes_sent = sent  # which the state knows, and the learner knew, too
-                self._rejoin()
-                self._resume()
-                return
-            except Exception as error:
-                self._require_loss(error)
-                if self._model is None:
-                    self._model = self._own_model()
 
     def report(self) -> dict[str, Any]:
-        """What has been lost so far, as JSON can hold it. Local."""
         world = self._learner.world
         return {
             "ranks": list(world.world_ranks),
@@ -305,7 +330,7 @@ class ServerFailover(Recovery):
         self._lead = max(
             range(len(workers)), key=lambda k: everybody[learner.group.workers[k]].samples
         )
-        learner.restarted()
+        learner.state_replaced(Cause.RECOVERED)
         if not begins:
             self._tell(whole)
 

@@ -1,8 +1,8 @@
-"""Copies of a learner's state in memory, and how the ranks share one where they are others now.
+"""A learner's state at an earlier time, in memory, and its restoration on the present ranks.
 
-A copy is put back by the reshard rules of `parallel_sgd.state`: what a rank has of a sum stays with
-it, stripes are cut anew, and what nobody has any more is zero. A rank without a copy gets the state
-of the others, and zeros in place of what a dead one had of sums.
+A snapshot of other ranks is restored by the reshard rules of `parallel_sgd.state`: a rank keeps its
+part of a sum, stripes are cut anew, and values that no rank holds any more are zero. A rank without
+a snapshot gets the state of the others, and zeros in place of a failed rank's part of sums.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...state import Cause
 from ..state.reshard import leaves
 from ..state.state_tree import HostArray, HostCopies, Tree, capture, flatten, restore, unflatten
 from ..state.stateful import Stateful
@@ -22,102 +23,127 @@ ZERO_WHERE_MISSING = ("sum", "share")
 
 
 @dataclass
-class Copy:
-    """A learner's state as it was.
+class Snapshot:
+    """All of a learner that a checkpoint holds, in memory.
 
     Attributes:
-        number: of copies before it; -1 where there is none.
-        generation: of the ranks; -1 where there is none.
+        generation: of the ranks; -1: nothing was taken.
         samples: of all ranks, at that time.
-        finished: whether the model was the final one.
-        tree, arrays: of the state, as `state_tree.flatten` gives them.
-        place: this rank's among the ranks, and what stripes each of them had.
-        companion: what goes back with it.
+        tree, arrays: the state, as `state_tree.flatten` gives them.
+        rank: this rank's number then.
+        sizes: of all ranks' stripes then; empty where ranks cannot change.
+        number: of commits before it; -1: none. (For `Rollback`, as the next two.)
+        final: the model is the final one.
+        companion: kept with the state.
+
+    Memory: the state. The room of its arrays is used again by the next `take`.
     """
 
-    number: int = -1
     generation: int = -1
     samples: int = 0
-    finished: bool = False
     tree: Tree = field(default_factory=dict)
     arrays: dict[str, HostArray] = field(default_factory=dict)
-    place: int = 0
+    rank: int = 0
     sizes: list[dict[str, int]] = field(default_factory=list)
+    number: int = -1
+    final: bool = False
     companion: Any = None
     room: HostCopies = field(default_factory=HostCopies)
 
-    def take(self, learner: Stateful, sizes: Sequence[Mapping[str, int]]) -> None:
-        """Keep what the learner is now, between two steps; training is not affected. Collective
-        where servers hold a part of it; else local. Cost: one pass over memory.
+    @property
+    def taken(self) -> bool:
+        """There is a state to restore. Local."""
+        return self.generation >= 0
 
-        Args:
-            sizes: of all ranks' stripes, where copies may be shared.
+    def discard(self) -> None:
+        """Hold nothing to restore any more. Local."""
+        self.generation = -1
+
+    def can_restore(self, learner: Stateful) -> bool:
+        """Return whether the present ranks can restore it. Local.
+
+        With servers only the ranks that took it can: each server's part is lost with the server.
+        """
+        same = self.generation == learner.world.generation
+        return self.taken and (same or learner.runner.algorithm.roles.together)
+
+    def take(self, learner: Stateful) -> None:
+        """Keep the learner's state, between two steps; training is not affected.
+
+        Collective where servers hold a part of the state; else local. Cost: one pass over memory.
         """
         self.generation = -1  # until it is whole
         self.tree, live = flatten(capture(learner))
         self.arrays = self.room.of(live)
-        self.samples, self.place = learner.samples, learner.comm.rank
-        self.sizes, self.generation = [dict(own) for own in sizes], learner.world.generation
+        self.samples, self.rank = learner.samples, learner.comm.rank
+        self.sizes = [dict(own) for own in learner.stripe_sizes]
+        self.generation = learner.world.generation
 
-    def put_back(self, learner: Stateful) -> None:
-        """Make the learner what it was, its place in the data included. Collective likewise."""
-        restore(learner, unflatten(self.tree, self.arrays))
+    def restore(self, learner: Stateful) -> None:
+        """Make the learner what it was, its place in the data included.
+
+        Collective where ranks can change or servers hold a part of the state; else local.
+        """
+        same = self.generation == learner.world.generation
+        if same or not learner.stripe_sizes:  # servers redistribute their parts themselves
+            assert self.taken, "nothing was taken"
+            restore(learner, unflatten(self.tree, self.arrays))
+        else:
+            SharedSnapshot(learner, self if self.taken else None).restore(learner)
+        learner.state_replaced(Cause.RESTORED)
 
 
-class Sharing:
-    """A copy that some ranks hold, for all of them.
+class SharedSnapshot:
+    """A snapshot that some ranks hold, for all present ranks.
 
     Args:
-        learner: whose ranks they are now; its state is that of a beginning.
-        own: the copy, on a rank that holds it; one does at least.
+        learner: on the present ranks; its state is that of a beginning.
+        own: the snapshot, on a rank that holds it; at least one rank does.
 
     Attributes:
-        samples, finished, companion: of the copy.
+        samples, final, companion: of the snapshot.
         values_lost: of stripes and sums.
 
     Creation is collective.
     """
 
-    def __init__(self, learner: Stateful, own: Copy | None) -> None:
+    def __init__(self, learner: Stateful, own: Snapshot | None) -> None:
         comm = self._comm = learner.comm
         self._own = own
-        learner.wait()  # dictionaries of a rank without a copy may lack what they will have
+        learner.wait()  # dictionaries of a rank without a snapshot may lack what they will have
         self._rules = {
             where: rule
             for name, state in learner.states.items()
             for where, rule, _ in leaves(state, name)
         }
-        self._places = comm.allgather_object(own.place if own else None)
+        self._places = comm.allgather_object(own.rank if own else None)
         self._root = next(k for k, place in enumerate(self._places) if place is not None)
         self._all_hold = None not in self._places
-        told = None
+        facts = None
         if own is not None and comm.rank == self._root:
             kinds = {name: (a.shape, a.dtype.str) for name, a in own.arrays.items()}
-            told = own.tree, kinds, own.sizes, own.samples, own.finished, own.companion
-        root = comm.allgather_object(told)[self._root]
-        self._tree, self._kinds, self._sizes, self.samples, self.finished, self.companion = root
+            facts = own.tree, kinds, own.sizes, own.samples, own.final, own.companion
+        root = comm.allgather_object(facts)[self._root]
+        self._tree, self._kinds, self._sizes, self.samples, self.final, self.companion = root
         if own is not None:
             self._tree, self.companion = own.tree, own.companion
         self.values_lost = self._lost()
 
     def _lost(self) -> int:
-        """Values of sums and stripes that those had who have died."""
-        dead = set(range(len(self._sizes))) - set(self._places)
-        stripes = sum(sum(self._sizes[place].values()) for place in dead)
+        """Count the values of sums and stripes that failed ranks held."""
+        failed = set(range(len(self._sizes))) - set(self._places)
+        stripes = sum(sum(self._sizes[place].values()) for place in failed)
         sums = sum(
             int(np.prod(shape))
             for name, (shape, _) in self._kinds.items()
             if self._rules.get(name) == "sum"
         )
-        return stripes + sums * len(dead)
+        return stripes + sums * len(failed)
 
-    def put_back(self, learner: Stateful, sizes: Sequence[Mapping[str, int]]) -> None:
-        """Make the learner what it was. Collective.
-
-        Args:
-            sizes: of all ranks' stripes now.
-        """
-        restore(learner, self._whole_tree(sizes))
+    def restore(self, learner: Stateful) -> None:
+        """Make the learner what it was, on the present ranks. Collective."""
+        restore(learner, self._whole_tree(learner.stripe_sizes))
+        learner.runner.algorithm.reconfigured(learner.runner.state, learner.runner.work)
 
     def _whole_tree(self, sizes: Sequence[Mapping[str, int]]) -> Tree:
         arrays: dict[str, Any] = dict(self._own.arrays) if self._own else {}
@@ -143,7 +169,7 @@ class Sharing:
         return own
 
     def _stripe(self, name: str, dtype: Any, sizes: Sequence[Mapping[str, int]]) -> HostArray:
-        """This rank's part of a vector; zeros where nobody has it any more."""
+        """Return this rank's part of a vector; zeros where no rank has it any more."""
         before = [sizes_then.get(name, 0) for sizes_then in self._sizes]
         begins = [0, *accumulate(before)]
         counts = [0 if place is None else before[place] for place in self._places]
@@ -160,7 +186,7 @@ class Sharing:
         return whole[begin : begin + now[self._comm.rank]]
 
     def _without_shares(self, value: Any, where: str) -> Any:
-        """A tree of another rank's numbers, without what that has of what ranks have together."""
+        """Return another rank's tree without its own part of what ranks hold together."""
         if isinstance(value, dict):
             return {
                 name: self._without_shares(entry, f"{where}.{name}")

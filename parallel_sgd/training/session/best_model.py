@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ..learner import Learner
+from ..recovery.snapshot import Snapshot
 from .options import SessionOptions
-from .snapshot import Snapshot
 from .state import Progress, SessionState
 
 
@@ -43,7 +43,7 @@ class BestModel:
 
     def keep(self) -> None:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
-        self._learner.all_come_through(lambda: self._best.take(self._learner))
+        self._learner.recovery.collective(lambda: self._best.take(self._learner))
 
     def _restore_best(self) -> bool:
         """Go back to the best model, if these ranks can; whether they have. Collective."""
@@ -54,7 +54,7 @@ class BestModel:
                 self._best.restore(self._learner)
             return can_restore
 
-        return self._learner.all_come_through(go_back)
+        return self._learner.recovery.collective(go_back)
 
     def share_best(self, state: SessionState) -> None:
         """The ranks are others: all of them are to have the best model. Collective."""
@@ -66,9 +66,8 @@ class BestModel:
         if not any(self._learner.comm.allgather_object(best.taken)):
             state.best = None
             return
-        recovery, present = self._learner.recovery, Snapshot()
-        assert recovery is not None
-        with recovery.paused():  # nobody is to go back to the best model
+        present = Snapshot()
+        with self._learner.recovery.pause():  # nobody is to go back to the best model
             present.take(self._learner)
             best.restore(self._learner)
             self.keep()

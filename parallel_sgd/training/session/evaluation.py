@@ -72,7 +72,7 @@ class Evaluation:
         def row() -> Progress:
             return self._row(state, validates=validates)
 
-        return self._learner.all_come_through(row) if self.collective else row()
+        return self._learner.recovery.collective(row) if self.collective else row()
 
     def _row(self, state: SessionState, *, validates: bool) -> Progress:
         metrics = {}
@@ -109,7 +109,7 @@ class Evaluation:
     def final(self) -> dict[str, Any]:
         """What a row says of the final model, with the final test: all ranks measure it, also
         asynchronous workers. Collective, after `Learner.finish`."""
-        return self._learner.all_come_through(self._final)
+        return self._learner.recovery.collective(self._final)
 
     def _final(self) -> dict[str, Any]:
         metrics: dict[str, float] = {}

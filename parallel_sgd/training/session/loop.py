@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ...communication import RanksChanged
 from ...communication.liveness.preemption import preempt_on
 from ...data.sources.minibatches import size_after, told_size
 from ...errors import SMALLER_RATE, DivergedError, Preempted, SharedError, UserError
 from ...validation import one_number
 from ..learner import Learner
+from ..recovery.snapshot import Snapshot
 from .batches import Batch, pieces_of
 from .best_model import BestModel
 from .checkpointing import SessionCheckpoints
@@ -24,15 +26,9 @@ from .non_finite import NonFiniteRunner
 from .options import SessionOptions
 from .output import CallOnce, RunOutput, run_callback
 from .preemption import Preemption
-from .snapshot import Snapshot
 from .state import Progress, SessionState
 
 BY_CALLBACK = "ended by a callback"
-
-
-class RanksChanged(Exception):
-    """Ranks have died, or joined, and the learner has gone on with those that are left: what the
-    run knows of its ranks is out of date."""
 
 
 class TrainingRun:
@@ -51,8 +47,7 @@ class TrainingRun:
         self, session: SessionOptions, learner: Learner, best: Snapshot, preemption: Preemption
     ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
-        recovery = learner.recovery
-        kept = None if recovery is None else recovery.keep(self._recovery_state)
+        kept = learner.recovery.begin_session(self._recovery_state)
         self.state = SessionState()
         self._start: int = learner.samples if kept is None else kept["start"]
         self.minibatches = self.comm.together(
@@ -85,8 +80,12 @@ class TrainingRun:
             raise
         return self
 
-    def run(self) -> list[Progress] | None:
-        """Train to the end; None where the ranks are others before. Collective."""
+    def run(self) -> list[Progress]:
+        """Train to the end. Collective.
+
+        Raises:
+            RanksChanged: the ranks were reconfigured before.
+        """
         try:
             with self.checkpoints or nullcontext(), self.not_finite:
                 self.not_finite.keep(self.state)
@@ -95,9 +94,7 @@ class TrainingRun:
                 self.preemption.leave_if_agreed(self._save_before_leaving)
                 self._end()
                 self.preemption.notify_servers()
-        except RanksChanged:
-            return None
-        except Preempted:
+        except (RanksChanged, Preempted):
             raise
         except BaseException as error:
             self.output.fail(error)
@@ -125,8 +122,7 @@ class TrainingRun:
         """The learner has gone back to where this was kept, on this rank or another. Local."""
         state = SessionState.of([kept["standing"]], 0, 1)
         assert state is not None
-        recovery = self.learner.recovery
-        if recovery is not None and recovery.has_joined:
+        if self.learner.recovery.has_joined:
             state.begin_row()  # the sum of the rank whose place it takes is lost
         self.state, self._criterion = state, kept["criterion"]
         self.best_model.ended = kept["ended"]
@@ -136,8 +132,7 @@ class TrainingRun:
     def _snapshot_if_due(self, *, new_row: bool) -> None:
         """What is to be done after a step has been: take a copy, where one is due. Local."""
         recovery = self.learner.recovery
-        if recovery is not None:
-            recovery.commit() if new_row else recovery.stepped()
+        recovery.commit() if new_row else recovery.stepped()
 
     def _require_same_ranks(self) -> None:
         if self.comm.generation != self._generation:
@@ -393,7 +388,7 @@ class TrainingRun:
             self.comm.together(call)
             return not any(self.comm.allgather_object(any(ended)))
 
-        return self.learner.all_come_through(agreed)
+        return self.learner.recovery.collective(agreed)
 
     # The minibatch size.
 
@@ -407,14 +402,9 @@ class TrainingRun:
         sizes = auto.candidates(base, minibatches.size_after(self.learner.samples))
         samples = max(auto.trial_samples, 2 * sizes[-1])
         self._search_from.take(self.learner)
-        with self._snapshots_paused():
+        with self.learner.recovery.pause():
             state.size = auto.search(sizes, lambda size: self._trial_loss(size, samples))
         return True
-
-    def _snapshots_paused(self) -> AbstractContextManager[object]:
-        """While something is tried, to which no rank is to go back."""
-        recovery = self.learner.recovery
-        return recovery.paused() if recovery else nullcontext()
 
     def _trial_loss(self, size: int, samples: int) -> float:
         """The mean training loss of so many samples in minibatches of this size; then all but the
@@ -462,10 +452,10 @@ class TrainingRun:
                 self._save(checkpoints)
             checkpoints.wait()
 
-        self.learner.all_come_through(saved)
+        recovery.collective(saved)
         self._require_same_ranks()  # it may have gone back already, as others will
-        if recovery is not None:  # where a rank has died meanwhile, nothing may have been saved
-            recovery.fault_tolerant(self.learner.meet)
+        if recovery.ranks_may_change:  # if a rank has failed meanwhile, nothing may have been saved
+            recovery.attempt(self.learner.meet)
             self._require_same_ranks()
 
     def _remove_later_checkpoints(self, samples: int = 0) -> None:

@@ -9,9 +9,9 @@ from ...compression import problem_with
 from ...errors import DivergedError
 from ..learner import Learner
 from ..non_finite import require_can_skip
+from ..recovery.snapshot import Snapshot
 from .minibatches import SessionMinibatches
 from .non_finite_policy import KEEP_EVERY, NotFinitePolicy
-from .snapshot import Snapshot
 from .state import Progress, SessionState
 
 

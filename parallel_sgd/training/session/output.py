@@ -118,7 +118,7 @@ class RunOutput:
         if self._collective or self.finished or not self.trained:
             first = CallOnce(work)  # another rank may become the first one
             comm = self._comm
-            self._learner.all_come_through(
+            self._learner.recovery.collective(
                 lambda: comm.together(lambda: first() if comm.rank == 0 else None)
             )
         elif self._comm.rank == 0:

@@ -96,7 +96,7 @@ class Preemption:
             if requeues():
                 requeue()
         # Else the others' end may end the job before.
-        self._learner.all_come_through(lambda: self._learner.comm.barrier())
+        self._learner.recovery.collective(lambda: self._learner.comm.barrier())
         raise Preempted
 
     def notify_servers(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from ...communication import RanksChanged
 from ...communication.liveness.rank_status import BEGUN, OVER, report_session
 from ...errors import SharedError, SharedProblem
 from ..learner import require_learner
+from ..recovery.snapshot import Snapshot
 from .loop import TrainingRun
 from .options import SessionOptions
 from .preemption import Preemption
-from .snapshot import Snapshot
 from .state import Progress
 
 _sessions = itertools.count()  #: of this process, and of every other rank's
@@ -98,29 +99,30 @@ class TrainingSession(SessionOptions):
             self.learner.finish()
             preemption.notify_servers()
             return []
-        rows, best, number = None, Snapshot(), next(_sessions)
+        recovery, best, number = self.learner.recovery, Snapshot(), next(_sessions)
         if self.learner.comm.rank == 0:
             report_session(number, BEGUN)
+
+        def attempt() -> list[Progress]:
+            rows = self._run(best, preemption)
+            if not recovery.end_session():
+                raise RanksChanged
+            return rows
+
         try:
-            while rows is None:  # with those that are left, where ranks have died
-                rows = self.learner.surviving(lambda: self._run(best, preemption))
-                recovery = self.learner.recovery
-                if rows is not None and recovery is not None and not recovery.end_session():
-                    rows = None
+            return recovery.run(attempt)
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.runner.failed:
                 self.learner.fail(SharedProblem(error))  # servers have not heard of it
             raise
         finally:
-            if self.learner.recovery is not None:
-                self.learner.recovery.keep_nothing()
+            recovery.leave_session()
             if self.learner.comm.rank == 0:  # which may be another one than before
                 report_session(number, OVER)
-        return rows
 
-    def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress] | None:
+    def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress]:
         def begun() -> TrainingRun:
             checked = self.learner.comm.together(self.checked)
             return TrainingRun(checked, self.learner, best, preemption).begin()
 
-        return self.learner.all_come_through(begun).run()
+        return self.learner.recovery.collective(begun).run()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...communication import Communicator
 from ...parameters import Parameters
-from ...state import Component
+from ...state import Cause, Component
 from ..runner import AlgorithmRunner
 
 
@@ -38,12 +38,11 @@ class Stateful(Protocol):
     @property
     def samples(self) -> int: ...
 
+    @property
+    def stripe_sizes(self) -> Sequence[Mapping[str, int]]: ...
+
     def wait(self) -> None: ...
 
     def meet(self) -> None: ...
 
-    def abandon(self) -> None: ...
-
-    def reconfigure(self) -> None: ...
-
-    def restarted(self) -> None: ...
+    def state_replaced(self, cause: Cause) -> None: ...
