@@ -305,7 +305,7 @@ def _takes_it_itself(folder, lock, other, together):
     together.wait()
     lock.hold()
     other.release()
-    again = lock.again()
+    again = lock.hold_again()
     lock.release()
     assert json.loads((folder / LOCK).read_text())["process"] == os.getpid()
     again.release()
