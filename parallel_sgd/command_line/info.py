@@ -37,19 +37,19 @@ from ..launcher.hosts import MOST_RANKS
 from ..launcher.mpiexec import bound_mpi, find_mpiexecs, identify
 from ..parameter_server.placement import DISPATCH, place
 from ..validation import checked_path, integer, line_of, require_use
-from .links import add_link_options, link_lines, measured_links, require_use_of_links
+from .links import add_link_options, link_lines, measure_links, require_link_options
 
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
     given = _parser().parse_args(argv)
-    require_use_of_links(given)
+    require_link_options(given)
     if launched_rank() and not given.links:
         return 0
     others_measure = given.links and launched_size() is not None
     with abort_on_error() if others_measure else contextlib.nullcontext():
         placement = _placement(given)  # by every rank: none measures where another has refused it
-        links = measured_links(given) if given.links else None
+        links = measure_links(given) if given.links else None
     if launched_rank():
         return 0
     asked = {"placement": placement, "links": links}
@@ -204,9 +204,9 @@ def _gpus() -> dict[str, Any]:
 
 def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
     """Who holds what of the model asked about; None where nothing was asked."""
-    wishes = ("model", "shapes", "placement", "min_block", "whole_parameters")
+    options = ("model", "shapes", "placement", "min_block", "whole_parameters")
     if given.servers is None:
-        for name in wishes:
+        for name in options:
             if getattr(given, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} needs --servers: how many there are")
         return None

@@ -28,8 +28,8 @@ from ..launcher.options import add_ranks
 from ..parameters import Parameters
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
-LONGEST_S = 5.0  #: an exchange that should take longer is not tried
-RANKS = 2  #: where nothing says how many
+MAX_SECONDS = 5.0  #: an exchange that should take longer is not tried
+DEFAULT_RANKS = 2  #: where nothing says how many
 
 
 def add_link_options(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,13 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure it: on the ranks that mpiexec has started, or on some that are started now",
     )
-    add_ranks(add, f"start so many (default: {RANKS}, or one for each slot of the hostfile)")
+    add_ranks(
+        add, f"start so many (default: {DEFAULT_RANKS}, or one for each slot of the hostfile)"
+    )
     add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
 
 
-def require_use_of_links(given: argparse.Namespace) -> None:
+def require_link_options(given: argparse.Namespace) -> None:
     """Raise a UserError where one of the options has no use, or there are too few ranks. Local."""
     launched = launched_size()
     for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
@@ -61,15 +63,15 @@ def require_use_of_links(given: argparse.Namespace) -> None:
         raise UserError("--links needs 2 ranks or more, but there is 1")
 
 
-def measured_links(given: argparse.Namespace) -> dict[str, Any]:
+def measure_links(given: argparse.Namespace) -> dict[str, Any]:
     """What the ranks have found. Collective, where mpiexec has started them: `abort_on_error`.
 
     Raises:
         UserError: the ranks could not be started, or have ended with an error.
     """
     if launched_size() is not None:
-        return measured_on(Communicator.world())
-    ranks, hosts = given.ranks or RANKS, []
+        return measure_on(Communicator.world())
+    ranks, hosts = given.ranks or DEFAULT_RANKS, []
     if given.hostfile is not None:
         hosts = ["--hostfile", given.hostfile]
         slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
@@ -89,7 +91,7 @@ def measured_links(given: argparse.Namespace) -> dict[str, Any]:
     return measured
 
 
-def measured_on(comm: Communicator) -> dict[str, Any]:
+def measure_on(comm: Communicator) -> dict[str, Any]:
     """What every rank does; the same on all, as JSON can hold it.
 
     Collective. Cost: some seconds; every exchange is tried four times, which takes the most.
@@ -100,7 +102,7 @@ def measured_on(comm: Communicator) -> dict[str, Any]:
     for values in SIZES:
         predicted = {str(b): measured.seconds(values, b) for b in reversed(registered_bits())}
         tried = None
-        if predicted["32"] < LONGEST_S:
+        if predicted["32"] < MAX_SECONDS:
             tried = try_transports(comm, values, rounds=1, topology=topology)
         parameters = Parameters({"W": np.zeros(values, np.float32)})
         plan = choose_plan(parameters, comm, "auto", "auto")
@@ -140,7 +142,7 @@ def link_lines(measured: dict[str, Any]) -> dict[str, str]:
     }
     for exchange in measured["exchanges"]:
         among = ", ranks of a host first among themselves" if exchange["hierarchical"] else ""
-        tried = f"not tried, as it should take longer than {LONGEST_S:g} s"
+        tried = f"not tried, as it should take longer than {MAX_SECONDS:g} s"
         if exchange["seconds"]:
             tried = ", ".join(f"{name} {_ms(s)}" for name, s in exchange["seconds"].items())
         predicted = [f"{bits} bit {_ms(s)}" for bits, s in exchange["predicted_s"].items()]
@@ -159,6 +161,6 @@ def _ms(duration_s: float) -> str:
 if __name__ == "__main__":
     with abort_on_error():
         world = Communicator.world()
-        answer = json.dumps(measured_on(world), allow_nan=False)
+        answer = json.dumps(measure_on(world), allow_nan=False)
         if world.rank == 0:
             print(answer, flush=True)

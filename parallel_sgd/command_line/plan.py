@@ -32,25 +32,25 @@ from .units import bits_per_s, count, seconds
 
 TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
-MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
+MAXIMA = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd plan`: returns 0."""
     given = _parser().parse_args(argv)
-    for name, most in MOST.items():
+    for name, most in MAXIMA.items():
         if getattr(given, name) > most:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag}={getattr(given, name)} must be at most {most}")
     for flag, path in (("--json", given.json), ("--figure", given.figure)):
         if path is not None:
-            _require_place(flag, path)
+            _require_writable_place(flag, path)
     pyplot = None if given.figure is None else _pyplot()
-    form = "" if given.figure is None else _form(given.figure)
+    figure_format = "" if given.figure is None else _figure_format(given.figure)
     job = _job(given, measure_kernel_speeds())
     every = candidates(job)
-    print(f"{_described(job)}\n{_constants(job)}\n")
-    print(_table(every, job) + _servers(every, job))
+    print(f"{_job_text(job)}\n{_speeds_text(job)}\n")
+    print(_table(every, job) + _servers_text(every, job))
     recommended = recommend(job)
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
     for how, other in sensitivity(job, recommended.choice):
@@ -59,9 +59,11 @@ def main(argv: Sequence[str]) -> int:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
     if given.figure is not None:
-        described = _described(job)
+        described = _job_text(job)
         write_whole(
-            "--figure", given.figure, lambda path: draw(path, form, NODES, job, described, pyplot)
+            "--figure",
+            given.figure,
+            lambda path: draw(path, figure_format, NODES, job, described, pyplot),
         )
     return 0
 
@@ -125,7 +127,7 @@ def _job(given: argparse.Namespace, speeds: KernelSpeeds) -> Job:
     )
 
 
-def _described(job: Job) -> str:
+def _job_text(job: Job) -> str:
     ranks = f" of {job.ranks_per_node:,} ranks" if job.ranks_per_node > 1 else ""
     link = job.link
     rate = "unlimited" if link.bytes_per_s == math.inf else f"{link.bytes_per_s / 1e6:,.0f} MB/s"
@@ -136,7 +138,7 @@ def _described(job: Job) -> str:
     )
 
 
-def _constants(job: Job) -> str:
+def _speeds_text(job: Job) -> str:
     """The speeds that were measured here."""
     speeds = job.speeds
     kernels = [
@@ -176,7 +178,7 @@ def _table(every: Sequence[Candidate], job: Job) -> str:
     return "\n".join("  ".join(line) for line in lines)
 
 
-def _servers(every: Sequence[Candidate], job: Job) -> str:
+def _servers_text(every: Sequence[Candidate], job: Job) -> str:
     """How many servers were taken, and what they hold."""
     for candidate in every:
         if isinstance(candidate, Servers):
@@ -238,21 +240,21 @@ def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
     }
 
 
-def _require_place(flag: str, path: str) -> None:
+def _require_writable_place(flag: str, path: str) -> None:
     """See that a file can be in that place, before anything is measured."""
     place = os.path.abspath(checked_path(flag, path, "file"))
     if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
         raise UserError(f"{flag}={path} must be a file in a folder that is there")
 
 
-def _form(path: str) -> str:
+def _figure_format(path: str) -> str:
     """In which form a figure is written: by its name's ending, which Matplotlib must know."""
-    form = os.path.splitext(path)[1].removeprefix(".").lower() or "png"
+    figure_format = os.path.splitext(path)[1].removeprefix(".").lower() or "png"
     canvas = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase
     known = sorted(canvas.get_supported_filetypes())
-    if form not in known:
+    if figure_format not in known:
         raise UserError(f"--figure={path} must end in one of {', '.join(known)}")
-    return form
+    return figure_format
 
 
 def _pyplot() -> Any:

@@ -47,13 +47,13 @@ def main(argv: Sequence[str]) -> int:
     if given.device == "cuda":
         use_gpu(0)
     model, data = _model(given, run, data)
-    predicting = _Predicting(model, data, run, given)
+    predicting = _Predictor(model, data, run, given)
     if given.output is None:
         predicting.write(sys.stdout)
-        predicting.tell(sys.stderr)
+        predicting.print_scores(sys.stderr)
     else:
         write_whole("output", given.output, predicting.write_file)
-        predicting.tell(sys.stdout)
+        predicting.print_scores(sys.stdout)
     return 0
 
 
@@ -145,8 +145,8 @@ def _model(given: argparse.Namespace, run: _Run, data: Dataset) -> tuple[Trainin
     """Make the run's model, and give it the data as in training."""
     if not len(data):
         raise UserError(f"data={shown(given.data)} has no samples")
-    by = read_standardization(run.folder)
-    data = data if by is None else by.given(data)
+    standardization = read_standardization(run.folder)
+    data = data if standardization is None else standardization.given(data)
     inputs = _Inputs(data)
     model = make_model(run.options, TrainingData(inputs, None, inputs, run.task))
     return model, model.given(data if not given.no_targets else inputs)
@@ -172,7 +172,7 @@ class _Inputs(Dataset):
         return x, np.zeros(len(x), np.int64)
 
 
-class _Predicting:
+class _Predictor:
     """Predictions of all samples of a data set, by batches, in their order."""
 
     def __init__(
@@ -200,14 +200,14 @@ class _Predicting:
                 writer.writerow(map(str, row))
         file.flush()
 
-    def tell(self, file: TextIO) -> None:
+    def print_scores(self, file: TextIO) -> None:
         """Say how good the predictions are, where there are targets."""
         if self._measures:
             scores = self._objective.scores(self._sums, len(self._data))
-            said = ", ".join(
+            predicted = ", ".join(
                 f"{name.replace('_', ' ')} {score:.6g}" for name, score in scores.items()
             )
-            print(f"{len(self._data)} samples, {said}", file=file, flush=True)
+            print(f"{len(self._data)} samples, {predicted}", file=file, flush=True)
 
     def _batches(self) -> Iterator[Any]:
         """The model's outputs; sums up their scores on the way."""
@@ -235,14 +235,14 @@ class _Predicting:
             yield from outputs
             return
         classes = self._task.name == "classification"
-        said = outputs.argmax(1)[:, None] if classes else (outputs > 0).astype(np.int64)
+        predicted = outputs.argmax(1)[:, None] if classes else (outputs > 0).astype(np.int64)
         if classes and self._class_names is not None:
-            said = np.array(self._class_names, object)[said]
+            predicted = np.array(self._class_names, object)[predicted]
         if not self._probabilities:
-            yield from said
+            yield from predicted
             return
         odds = _softmax(outputs) if classes else 0.5 * (1 + np.tanh(outputs / 2))
-        for numbers, probabilities in zip(said, odds, strict=True):
+        for numbers, probabilities in zip(predicted, odds, strict=True):
             yield [*numbers, *probabilities]
 
 

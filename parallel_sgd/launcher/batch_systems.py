@@ -1,4 +1,4 @@
-"""Batch systems: what Slurm, PBS, LSF and Grid Engine say of the hosts that they have given."""
+"""Read the allocation of hosts from Slurm, PBS, LSF or Grid Engine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .hosts import decimal
 
 
 class _BatchSystem(NamedTuple):
-    """The names of one batch system's environment variables; none where it has none for it."""
+    """The names of a batch system's environment variables; "" if there is none."""
 
     name: str
-    shows: str  #: that it has given hosts to this process
-    hosts: str  #: how many
-    slots: str  #: on how many ranks of all of them together it counts
-    cores: str = ""  #: of this host, how many are the job's
+    shows: str  #: set if hosts are allocated to this process
+    hosts: str  #: number of hosts
+    slots: str  #: number of ranks on all hosts together
+    cores: str = ""  #: number of the job's cores on this host
 
 
 _BATCH_SYSTEMS = (
@@ -31,13 +31,13 @@ _BATCH_SYSTEMS = (
 
 
 class Allocation(NamedTuple):
-    """What a batch system has given to this process; None where it does not say.
+    """The allocation of a batch system to this process. Unknown values are None.
 
     Attributes:
-        name: of the batch system, whose hosts mpiexec finds by itself.
-        hosts: how many.
-        slots: ranks on all hosts.
-        cores: of this host.
+        name: the batch system. mpiexec finds its hosts by itself.
+        hosts: the number of hosts.
+        slots: the number of ranks, on all hosts together.
+        cores: the number of the job's cores on this host.
     """
 
     name: str
@@ -47,15 +47,15 @@ class Allocation(NamedTuple):
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """What the batch system has given of which this process is part; None where it is part of none.
+    """Return the batch allocation that this process belongs to, or None.
 
-    Local. Reads the file that PBS names, where it is there.
+    Local. Reads the file named by PBS, if present.
     """
     system = next((s for s in _BATCH_SYSTEMS if environ.get(s.shows)), None)
     if system is None:
         return None
     hosts, slots, cores = (decimal(environ.get(name, "")) for name in system[2:])
-    if system.name == "PBS":  # a line for each slot; OpenPBS has no other way to say it
+    if system.name == "PBS":  # a line for each slot; OpenPBS has no variable for the number
         with contextlib.suppress(OSError, UnicodeDecodeError):
             lines = Path(environ[system.shows]).read_text().split()
             hosts, slots = len(set(lines)), len(lines)

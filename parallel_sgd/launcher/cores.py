@@ -1,4 +1,4 @@
-"""How many cores there are."""
+"""Count the cores of this machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def all_cores() -> int:
-    """How many cores (hardware threads) this machine has."""
+    """Return the number of cores (hardware threads) of this machine."""
     return os.cpu_count() or 1
 
 
 def usable_cores() -> int:
-    """How many of them this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return all_cores()

@@ -1,4 +1,4 @@
-"""Hostfiles: which hosts, and how many ranks (slots) on each, in either dialect.
+"""Read hostfiles, in either dialect: hosts, and the number of ranks (slots) of each.
 
 =========  ==============  ===================================
 dialect    line            a host named alone
@@ -7,10 +7,10 @@ Open MPI   ``n0 slots=4``  as many slots as the host has cores
 MPICH      ``n0:4``        one slot
 =========  ==============  ===================================
 
-Each mpiexec refuses, or misreads, the other's lines. A file that mpiexec understands is handed to
-it as it stands; any other (also one with Windows line ends, a byte order mark, or a host twice) is
-handed over as a list of hosts, in which a host named alone has one slot, since nobody here knows
-its cores.
+Each mpiexec refuses, or misreads, the lines of the other dialect. A file in mpiexec's own dialect
+is passed to it unchanged. Any other file (also with Windows line ends, a byte order mark, or a host
+twice) is passed as a list of hosts. In that list a host named alone has one slot, because its
+number of cores is unknown here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _OPEN_MPI_OPTIONS = ("max_slots", "max-slots")
 _MPICH_OPTIONS = ("binding", "ifname", "user")
 
-MOST_RANKS = 1 << 20  #: some mpiexecs spin, or divide by zero, near 2^31
+MOST_RANKS = 1 << 20  #: near 2^31 some mpiexecs spin, or divide by zero
 
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -37,10 +37,14 @@ OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
 @dataclass(frozen=True)
 class Host:
-    """One line: a host's name, its slots (None if none are named), and where it stands.
+    """A line of a hostfile.
 
-    `dialect` is the one dialect that takes this line, or None where both do.
-    `option` is an option that has no counterpart in the other dialect.
+    Attributes:
+        slots: None if the line has no number of slots.
+        line: the number of the line.
+        dialect: the only dialect that accepts this line, or None if both do.
+        option: an option without a counterpart in the other dialect.
+        trailing_comment: True if a comment follows on the line.
     """
 
     name: str
@@ -53,10 +57,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Hostfile:
-    """A hostfile that has been read and found sound.
+    """A valid hostfile.
 
-    `plain`: its bytes have no byte order mark, and of white space none but blanks, tabs and Unix
-    line ends: mpiexec takes a no-break space for a letter.
+    Attributes:
+        plain: True if the file has no byte order mark, and no white space except blanks, tabs and
+            Unix line ends. mpiexec takes a no-break space for a letter.
     """
 
     path: Path
@@ -64,18 +69,18 @@ class Hostfile:
     plain: bool = True
 
     def most_ranks_on_a_host(self, ranks: int, bare_slots: int = 1) -> int:
-        """Of so many ranks, dealt by slots, how many the fullest host gets.
+        """Return the number of ranks on the fullest host, if ranks are dealt by slots.
 
         Args:
-            ranks: at least 1.
+            ranks: the number of ranks on all hosts, at least 1.
             bare_slots: the slots of a host that is named alone.
         """
         slots = self._slots(bare_slots)
         fullest, total = max(slots.values()), sum(slots.values())
         return min(ranks, fullest) if ranks <= total else -(-ranks * fullest // total)
 
-    def room(self, bare_slots: int = 1) -> int:
-        """The slots of all hosts.
+    def total_slots(self, bare_slots: int = 1) -> int:
+        """Return the number of slots of all hosts.
 
         Args:
             bare_slots: the slots of a host that is named alone.
@@ -83,10 +88,10 @@ class Hostfile:
         return sum(self._slots(bare_slots).values())
 
     def without(self, names: Collection[str], bare_slots: int = 1) -> Hostfile:
-        """The same without some of its hosts, as a list.
+        """Return the hostfile without some of its hosts, to be passed as a list.
 
         Args:
-            names: of those.
+            names: the hosts to remove.
             bare_slots: the slots of a host that is named alone.
         """
         left = tuple(
@@ -97,7 +102,7 @@ class Hostfile:
         return replace(self, hosts=left, plain=False)
 
     def mpiexec_options(self, dialect: str) -> list[str]:
-        """The options that give these hosts to an mpiexec of this dialect.
+        """Return the options that pass these hosts to an mpiexec of this dialect.
 
         Args:
             dialect: `OPEN_MPI` or `MPICH`.
@@ -105,27 +110,27 @@ class Hostfile:
         Raises:
             UserError: a line has an option that this dialect, or a list of hosts, cannot express.
         """
-        if self._is_in(dialect):
+        if self._is_readable_by(dialect):
             return ["--hostfile" if dialect == OPEN_MPI else "-f", str(self.path)]
         for host in self.hosts:
             if host.option is None:
                 continue
-            where = f"{self.path}:{host.line}"
+            place = f"{self.path}:{host.line}"
             if host.dialect != dialect:
                 raise UserError(
-                    f"{where}: hostfile option must be known to {dialect}, whose mpiexec is used "
+                    f"{place}: hostfile option must be known to {dialect}, whose mpiexec is used "
                     f"here: {host.option!r}"
                 )
             raise UserError(
-                f"{where}: hostfile option needs a file that {dialect}'s mpiexec can read as it "
+                f"{place}: hostfile option needs a file that {dialect}'s mpiexec can read as it "
                 "stands (lines of its dialect alone, Unix line ends, no byte order mark, each host "
                 f"once, no comment behind a host for MPICH): {host.option!r}"
             )
         entries = [f"{name}:{slots}" for name, slots in self._slots(1).items()]
         return ["--host" if dialect == OPEN_MPI else "-hosts", ",".join(entries)]
 
-    def _is_in(self, dialect: str) -> bool:
-        """Whether an mpiexec of this dialect takes the file as it stands."""
+    def _is_readable_by(self, dialect: str) -> bool:
+        """Return True if an mpiexec of this dialect accepts the file unchanged."""
         if not self.plain or len({host.name for host in self.hosts}) < len(self.hosts):
             return False
         if dialect == MPICH and any(host.trailing_comment for host in self.hosts):
@@ -133,7 +138,7 @@ class Hostfile:
         return all(host.dialect in (None, dialect) for host in self.hosts)
 
     def _slots(self, bare_slots: int) -> dict[str, int]:
-        """Each host's slots, those of a host that is listed twice added up."""
+        """Return each host's slots; those of a host listed twice are added."""
         slots: dict[str, int] = {}
         for host in self.hosts:
             slots[host.name] = slots.get(host.name, 0) + (host.slots or bare_slots)
@@ -141,10 +146,11 @@ class Hostfile:
 
 
 def read_hostfile(path: str | Path) -> Hostfile:
-    """Read a hostfile of either dialect; comments (#) and empty lines are skipped.
+    """Read a hostfile of either dialect. Comments (#) and empty lines are skipped.
 
     Raises:
-        UserError: no such file, no hosts in it, or a line that neither dialect has; names the line.
+        UserError: the file is missing, has no hosts, or has a line of neither dialect; the error
+            names the line.
     """
     path = Path(path)
     data = content_of(f"hostfile {str(path)!r}", path)
@@ -156,7 +162,7 @@ def read_hostfile(path: str | Path) -> Hostfile:
     for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).splitlines(), 1):
         content, comment, _ = line.partition("#")
         if content.strip():
-            hosts.append(_host(content, f"{path}:{number}", number, bool(comment)))
+            hosts.append(_parse_host(content, f"{path}:{number}", number, bool(comment)))
     if not hosts:
         raise UserError(f"hostfile must name at least one host: {str(path)!r} names none")
     slots = sum(host.slots or 1 for host in hosts)
@@ -170,21 +176,21 @@ def read_hostfile(path: str | Path) -> Hostfile:
     return Hostfile(path, tuple(hosts), plain)
 
 
-def _host(content: str, where: str, line: int, trailing_comment: bool) -> Host:
-    """One line without its comment."""
+def _parse_host(content: str, place: str, line: int, trailing_comment: bool) -> Host:
+    """Parse a line without its comment."""
     first, *options = re.sub(r"\s*=\s*", "=", content).split()
     name, colon, after = first.partition(":")
     if not _HOST.fullmatch(name):
-        raise UserError(f"{where}: a line must begin with a host's name: {shown(first)}")
+        raise UserError(f"{place}: a line must begin with a host's name: {shown(first)}")
     slots, dialect, special = None, None, None
     if colon:
-        slots, dialect = _slots(after, first, where), MPICH
+        slots, dialect = _slots(after, first, place), MPICH
     for option in options:
         key, equals, value = option.partition("=")
         if key == "slots" and equals and slots is None:
-            slots, belongs_to = _slots(value, option, where), OPEN_MPI
+            slots, belongs_to = _slots(value, option, place), OPEN_MPI
         elif key in _OPEN_MPI_OPTIONS and equals:
-            _slots(value, option, where)
+            _slots(value, option, place)
             special, belongs_to = option, OPEN_MPI
         elif key in _MPICH_OPTIONS and equals and value:
             special, belongs_to = option, MPICH
@@ -192,21 +198,21 @@ def _host(content: str, where: str, line: int, trailing_comment: bool) -> Host:
             belongs_to = None
         if belongs_to is None or dialect not in (None, belongs_to):
             raise UserError(
-                f"{where}: a line must read `host slots=N` or `host:N`: {shown(content.strip())}"
+                f"{place}: a line must read `host slots=N` or `host:N`: {shown(content.strip())}"
             )
         dialect = belongs_to
     return Host(name, slots, line, dialect, special, trailing_comment)
 
 
-def _slots(value: str, text: str, where: str) -> int:
+def _slots(value: str, text: str, place: str) -> int:
     slots = decimal(value)
     if slots is None or not 1 <= slots <= MOST_RANKS:
         raise UserError(
-            f"{where}: slots must be a whole number from 1 to {MOST_RANKS}: {shown(text)}"
+            f"{place}: slots must be a whole number from 1 to {MOST_RANKS}: {shown(text)}"
         )
     return slots
 
 
 def decimal(text: str) -> int | None:
-    """A whole number of not too many digits, or None."""
+    """Return a text as a whole number of fewer than 20 digits, or None."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None

@@ -1,4 +1,4 @@
-"""`parallel-sgd run --interface IFACE`: the network to other hosts, for all that uses one."""
+"""Choose the network interface to other hosts: `parallel-sgd run --interface IFACE`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UP, _LOOPBACK = 0x1, 0x8
 
 
 class Interface(NamedTuple):
-    """One of a host's, with its IPv4 address and network, such as 10.0.0.5/24."""
+    """A network interface of a host, with its IPv4 address and network, such as 10.0.0.5/24."""
 
     name: str
     address: ipaddress.IPv4Interface
@@ -25,22 +25,22 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """This host's that are up and have an IPv4 address. Local. Linux."""
+    """Return this host's interfaces in use with an IPv4 address. Local. Linux."""
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as socket_:
 
-        def ask(what: int, name: str) -> bytes:
+        def ioctl(request_code: int, name: str) -> bytes:
             request = struct.pack("256s", name.encode()[:15])
-            return fcntl.ioctl(any_socket.fileno(), what, request)
+            return fcntl.ioctl(socket_.fileno(), request_code, request)
 
         for _, name in socket.if_nameindex():
             try:
-                flags = struct.unpack("H", ask(_SIOCGIFFLAGS, name)[16:18])[0]
+                flags = struct.unpack("H", ioctl(_SIOCGIFFLAGS, name)[16:18])[0]
                 address, mask = (
-                    socket.inet_ntoa(ask(what, name)[20:24])
-                    for what in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+                    socket.inet_ntoa(ioctl(request_code, name)[20:24])
+                    for request_code in (_SIOCGIFADDR, _SIOCGIFNETMASK)
                 )
-            except OSError:  # it has no IPv4 address, or has just gone
+            except OSError:  # no IPv4 address, or removed meanwhile
                 continue
             if flags & _UP:
                 network = ipaddress.IPv4Interface(f"{address}/{mask}")
@@ -49,10 +49,10 @@ def interfaces() -> list[Interface]:
 
 
 def checked_interface(text: str) -> str:
-    """Return what names a network on every host: an interface's name, or a CIDR.
+    """Return a name of a network for every host: an interface's name, or a CIDR.
 
     Raises:
-        UserError: it is neither, or more than one.
+        UserError: the text is neither, or names several.
     """
     if "/" in text:
         try:
@@ -66,32 +66,40 @@ def checked_interface(text: str) -> str:
     )
 
 
-def on_this_host(interface: str, there: Sequence[Interface]) -> Interface:
-    """The one of a host's interfaces that is meant.
+def local_interface(interface: str, candidates: Sequence[Interface]) -> Interface:
+    """Return the only interface of a host with this name or in this network.
 
     Args:
-        interface: as `checked_interface` returns it.
-        there: the host's.
+        interface: a name or CIDR, from `checked_interface`.
+        candidates: the interfaces of the host.
 
     Raises:
-        UserError: it has none such, or several.
+        UserError: no interface matches, or several do.
     """
     if "/" in interface:
         network = ipaddress.IPv4Network(interface)
-        fits = [one for one in there if one.address.ip in network]
+        matches = [candidate for candidate in candidates if candidate.address.ip in network]
     else:
-        fits = [one for one in there if one.name == interface]
-    if len(fits) != 1:
-        has = ", ".join(f"{one.name} {one.address}" for one in fits or there) or "none"
+        matches = [candidate for candidate in candidates if candidate.name == interface]
+    if len(matches) != 1:
+        has = (
+            ", ".join(
+                f"{candidate.name} {candidate.address}" for candidate in matches or candidates
+            )
+            or "none"
+        )
         raise UserError(
             f"interface={interface!r} must name one interface of host {socket.gethostname()} that "
-            f"is up, and names {len(fits)}: {has}"
+            f"is up, and names {len(matches)}: {has}"
         )
-    return fits[0]
+    return matches[0]
 
 
-def variables(interface: Interface) -> dict[str, str]:
-    """The environment by which MPI, gloo and NCCL take this interface, before they start."""
+def interface_variables(interface: Interface) -> dict[str, str]:
+    """Return the variables that make MPI, gloo and NCCL use this interface.
+
+    Set before these start.
+    """
     name = interface.name
     return {
         "OMPI_MCA_btl_tcp_if_include": name,

@@ -1,4 +1,4 @@
-"""Run mpiexec, and see to it that the job ends when it should."""
+"""Run mpiexec, and end the job when required."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from ..errors import UserError
 from .cleanup import remove_session
 from .supervisor import Supervisor
 
-#: Exit code of a job that outran its time, as of timeout(1).
+#: Exit code of a job that exceeded its time limit, as for timeout(1).
 TIMED_OUT = 124
 
-#: After a signal was passed on: how long until mpiexec gets the next, harder one.
-_PATIENCE_S = {signal.SIGINT: 1.5, signal.SIGTERM: 3.0}
+#: Seconds after each signal until mpiexec gets the next, harder signal.
+_NEXT_SIGNAL_S = {signal.SIGINT: 1.5, signal.SIGTERM: 3.0}
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-#: What mpiexec passes on to the ranks, that of Open MPI and that of MPICH.
-CARRIER = signal.SIGUSR1
+#: Signal that mpiexec forwards to the ranks, in both Open MPI and MPICH.
+NOTICE_SIGNAL = signal.SIGUSR1
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class Signals:
-    """Those that this process has got while it was in `caught`.
+    """The signals received by this process within `caught_signals`.
 
     Args:
-        chosen: those that are notices: that the job is to leave by itself.
+        notice_signals: the signals that are preemption notices: the job is to leave by itself.
 
     Attributes:
-        ending: that end the job.
-        notices: as they came.
+        ending: the received signals that end the job.
+        notices: the received notices, in order.
     """
 
-    chosen: Sequence[signal.Signals] = ()
+    notice_signals: Sequence[signal.Signals] = ()
     ending: list[signal.Signals] = field(default_factory=list)
     notices: list[signal.Signals] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a job has to be at its end, with all its starts.
+    """The time by which a job has to be over, including all its restarts.
 
     Attributes:
-        timeout_s: that it was given.
-        at_s: on the monotonic clock.
+        timeout_s: the time limit that was given.
+        at_s: the deadline, on the monotonic clock.
     """
 
     timeout_s: float
@@ -63,26 +63,26 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Deadline | None:
-        """From now on so many seconds; none without a limit."""
+        """Return a deadline `timeout_s` from now, or None without a limit."""
         return None if timeout_s is None else cls(timeout_s, time.monotonic() + timeout_s)
 
     @property
-    def is_over(self) -> bool:
+    def is_past(self) -> bool:
         return time.monotonic() > self.at_s
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         return f"the job ran longer than {self.timeout_s:g} s"
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How an mpiexec has ended.
+    """The end of an mpiexec.
 
     Attributes:
-        code: its exit code, 128 + the signal that ended it or that this process got, or
-            `TIMED_OUT`.
-        killed: that a signal of somebody else has ended mpiexec itself, in a line.
+        code: mpiexec's exit code, 128 + the signal that ended mpiexec or was sent to this process,
+            or `TIMED_OUT`.
+        killed: an error line, if a signal from outside has ended mpiexec itself.
     """
 
     code: int
@@ -93,147 +93,156 @@ def run_job(
     command: Sequence[str],
     environ: Mapping[str, str],
     deadline: Deadline | None = None,
-    roll: Supervisor | None = None,
+    supervisor: Supervisor | None = None,
     signals: Signals | None = None,
     *,
     stdin: int | None = None,
 ) -> JobEnd:
-    """Run an mpiexec to its end.
+    """Run an mpiexec until it ends.
 
-    SIGINT and SIGTERM (and SIGHUP) to this process end the job: mpiexec is asked, asked harder, and
-    killed, within seconds. Should this process be killed itself, mpiexec gets a SIGTERM (Linux).
+    SIGINT, SIGTERM and SIGHUP to this process end the job: mpiexec gets a signal, then a harder
+    signal, and is then killed, within seconds. If this process is killed itself, mpiexec gets a
+    SIGTERM (Linux).
 
     Args:
         command: mpiexec and its arguments.
         environ: the whole environment.
-        deadline: end the job then.
-        roll: of the ranks, to be looked at.
-        signals: as they come, where the caller catches them (`caught`). A notice is passed on to
-            the ranks.
-        stdin: its standard input, as `subprocess.Popen` takes it; None: that of this process.
+        deadline: the time to end the job.
+        supervisor: the supervisor of the ranks, checked regularly.
+        signals: the received signals, if the caller catches them (`caught_signals`). Each notice is
+            forwarded to the ranks.
+        stdin: mpiexec's standard input, as for `subprocess.Popen`. None: that of this process.
+
+    Raises:
+        UserError: mpiexec cannot be started.
     """
     if signals is None:
-        with caught() as signals:
-            return run_job(command, environ, deadline, roll, signals, stdin=stdin)
+        with caught_signals() as signals:
+            return run_job(command, environ, deadline, supervisor, signals, stdin=stdin)
     try:
-        prepare = _before_exec(signals.chosen)
+        prepare = _child_setup(signals.notice_signals)
         job = subprocess.Popen(command, env=environ, stdin=stdin, preexec_fn=prepare)
     except OSError as error:
         raise UserError(f"mpiexec must be a program that runs: {command[0]!r} ({error})") from None
     try:
-        end = _until_it_ends(job, deadline, roll, signals)
-        if roll is not None:
-            roll.print_errors()
+        end = _wait_until_ended(job, deadline, supervisor, signals)
+        if supervisor is not None:
+            supervisor.print_errors()
         return end
-    except BaseException:  # an error of ours: nothing is to be left behind
-        _end(job, signal.SIGTERM)
+    except BaseException:  # an error in this process: leave no process behind
+        _end_mpiexec(job, signal.SIGTERM)
         raise
 
 
-def _until_it_ends(
+def _wait_until_ended(
     job: subprocess.Popen[bytes],
     deadline: Deadline | None,
-    roll: Supervisor | None,
+    supervisor: Supervisor | None,
     signals: Signals,
 ) -> JobEnd:
-    """Wait for the end of an mpiexec, or end it; as `run_job`."""
-    passed_on = 0
-    if roll is not None:
-        roll.note_mpiexec(job.pid)
+    """Wait until mpiexec ends, or end it. Arguments as for `run_job`."""
+    forwarded = 0
+    if supervisor is not None:
+        supervisor.record_mpiexec(job.pid)
     while job.poll() is None:
         if signals.ending:
-            _end(job, signals.ending[0])
+            _end_mpiexec(job, signals.ending[0])
             break
-        if deadline is not None and deadline.is_over:
-            write_stderr(f"parallel-sgd: error: {deadline.told}")
-            if roll is not None:
-                roll.show_stacks()
-            _end(job, signal.SIGTERM)
+        if deadline is not None and deadline.is_past:
+            write_stderr(f"parallel-sgd: error: {deadline.message}")
+            if supervisor is not None:
+                supervisor.show_stacks()
+            _end_mpiexec(job, signal.SIGTERM)
             return JobEnd(TIMED_OUT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(0.05)
-        if roll is not None:
-            roll.look()
-            why = roll.does_not_end()
+        if supervisor is not None:
+            supervisor.check()
+            why = supervisor.reason_to_end()
             if why is not None:
                 write_stderr(f"parallel-sgd: error: {why}; ending it")
-                _end(job, signal.SIGTERM)
-                return JobEnd(int(not roll.all_left))
-        if len(signals.notices) > passed_on:
-            _pass_on(signals.notices[passed_on], job, roll)
-            passed_on += 1
+                _end_mpiexec(job, signal.SIGTERM)
+                return JobEnd(int(not supervisor.all_finished))
+        if len(signals.notices) > forwarded:
+            _forward_notice(signals.notices[forwarded], job, supervisor)
+            forwarded += 1
     remove_session(job.pid)
-    if signals.ending:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
+    if signals.ending:  # also if mpiexec ended first: a terminal sends Ctrl-C to both
         write_stderr(f"parallel-sgd: {signals.ending[0].name}: the job was ended")
         return JobEnd(128 + signals.ending[0])
     if job.returncode >= 0:
         return JobEnd(job.returncode)
     number = -job.returncode
-    return JobEnd(128 + number, f"mpiexec (pid {job.pid}) was ended by {_named(number)}")
+    return JobEnd(128 + number, f"mpiexec (pid {job.pid}) was ended by {_signal_text(number)}")
 
 
-def _named(number: int) -> str:
-    """The name of a signal, and what it says of a pipe."""
+def _signal_text(number: int) -> str:
+    """Return a signal's name; for SIGPIPE with its cause."""
     name = next((one.name for one in signal.Signals if one == number), f"signal {number}")
     return f"{name}: nobody reads what it prints" if number == signal.SIGPIPE else name
 
 
-def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Supervisor | None) -> None:
-    """Tell ranks that they are to leave: those on this host, and by mpiexec where there are others.
-    (One that only serves could not speak for the others.)"""
+def _forward_notice(
+    notice: signal.Signals, job: subprocess.Popen[bytes], supervisor: Supervisor | None
+) -> None:
+    """Send a preemption notice to the ranks: directly on this host, and by mpiexec on remote hosts.
+
+    A rank that only serves could not pass the notice on to the workers.
+    """
     write_stderr(f"parallel-sgd: {notice.name}: the ranks are asked to leave")
-    if roll is None or not (roll.pass_on(notice) and roll.all_here):
-        job.send_signal(CARRIER)
+    if supervisor is None or not (supervisor.send_signal(notice) and supervisor.all_local):
+        job.send_signal(NOTICE_SIGNAL)
 
 
-def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
-    """Ask, ask harder, kill."""
+def _end_mpiexec(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """End mpiexec: by a signal, then by a harder signal, then by SIGKILL."""
     asked = [signal.SIGTERM] if first != signal.SIGINT else [signal.SIGINT, signal.SIGTERM]
     for number in asked:
-        # A terminal's Ctrl-C has reached mpiexec already, and a second one is "do not clean up".
-        if number != signal.SIGINT or not _foreground():
+        # A terminal's Ctrl-C has already reached mpiexec, and a second one means "do not clean up".
+        if number != signal.SIGINT or not _is_in_foreground():
             job.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(_PATIENCE_S[number])
+            job.wait(_NEXT_SIGNAL_S[number])
             return
     job.kill()
     job.wait()
     remove_session(job.pid)
 
 
-def _foreground() -> bool:
-    """Whether a terminal sends its Ctrl-C to this process, wherever its standard input is from."""
+def _is_in_foreground() -> bool:
+    """Return True if a terminal's Ctrl-C reaches this process, whatever its standard input is."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # there is none
+    except OSError:  # no terminal
         return False
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # it is gone
+    except OSError:  # the terminal is gone
         return False
     finally:
         os.close(terminal)
 
 
 @contextlib.contextmanager
-def caught(chosen: Sequence[signal.Signals] = ()) -> Iterator[Signals]:
-    """Collect the signals that end a program, instead of ending by them, and notices.
+def caught_signals(notice_signals: Sequence[signal.Signals] = ()) -> Iterator[Signals]:
+    """Collect notices and the signals that end a program, instead of being ended by them.
 
     Args:
-        chosen: as notices. One that would end a program otherwise does so when it comes again.
+        notice_signals: the signals to collect as notices. If such a signal would otherwise end a
+            program, a second one ends the job.
     """
-    signals = Signals(chosen)
+    signals = Signals(notice_signals)
 
     def collect(number: int, frame: FrameType | None) -> None:
         got = signal.Signals(number)
-        ends = got not in chosen or (got in ENDING and got in signals.notices)
+        ends = got not in notice_signals or (got in END_SIGNALS and got in signals.notices)
         (signals.ending if ends else signals.notices).append(got)
 
-    # One that is ignored (nohup, a shell's background job) stays so, here and in the job.
+    # An ignored signal (nohup, a shell's background job) stays ignored, here and in the job.
     previous = {
         number: signal.signal(number, collect)
-        for number in (*ENDING, *chosen)
-        if number in chosen or signal.getsignal(number) is not signal.SIG_IGN
+        for number in (*END_SIGNALS, *notice_signals)
+        if number in notice_signals or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield signals
@@ -242,15 +251,19 @@ def caught(chosen: Sequence[signal.Signals] = ()) -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def _before_exec(chosen: Sequence[signal.Signals]) -> Callable[[], None]:
-    """For the child, between fork and exec: have the kernel end it with this process (Linux); and
-    a notice that a batch system sends to all processes must not end mpiexec."""
+def _child_setup(notice_signals: Sequence[signal.Signals]) -> Callable[[], None]:
+    """Return a function for the child to run between fork and exec.
+
+    The function makes the kernel end the child when this process ends (Linux), and makes the child
+    ignore notices: a batch system may send a notice to all processes, and mpiexec must not end by
+    it.
+    """
     prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 
     def prepare() -> None:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        for number in chosen:
+        for number in notice_signals:
             signal.signal(number, signal.SIG_IGN)
 
     return prepare

@@ -1,4 +1,4 @@
-"""Which MPI mpi4py is bound to, and which mpiexec starts that one's programs."""
+"""Find the MPI used by mpi4py, and an mpiexec for its programs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 from ..communication.job_environment import same_mpi_family, without_launcher
 from ..errors import UserError
 
-#: Run in a process of its own: a library that cannot be loaded, or that ends the process, ends only
-#: that one. Prints one JSON object a line; the second needs MPI_Init.
+#: Run in a separate process, because a broken library may end its process. Prints a JSON object on
+#: each line; the second needs MPI_Init.
 _PROBE = """
 import json, sys
 import mpi4py
@@ -50,8 +50,8 @@ if "init" in sys.argv:
 """
 
 
-#: What --version says, and whose mpiexec says it.
-_MARKS = {
+#: Vendors by a text in the output of `mpiexec --version`.
+_VENDOR_MARKS = {
     "Open MPI": "Open MPI",
     "OpenRTE": "Open MPI",
     "Intel(R) MPI": "Intel MPI",
@@ -61,7 +61,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """An mpiexec, and whose it is (None where its --version says nothing that is known)."""
+    """An mpiexec, its vendor and its version; None if `--version` does not show them."""
 
     path: str
     vendor: str | None
@@ -69,14 +69,14 @@ class Mpiexec:
 
 
 def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
-    """The MPI library that mpi4py loads in this environment.
+    """Describe the MPI library loaded by mpi4py in this environment.
 
     Args:
-        initialize: also start MPI (in a process of its own), which alone tells the thread level.
+        initialize: also start MPI, in a separate process: the thread level is known only then.
 
     Returns:
-        vendor, version, standard and library (a path, or None where unknown); with `initialize`
-        also thread_level and cuda_aware (None where unknown), unless MPI failed to start.
+        vendor, version, standard and library (a path, or None if unknown); with `initialize` also
+        thread_level and cuda_aware (None if unknown), unless MPI failed to start.
 
     Raises:
         UserError: mpi4py is not installed, or loads no MPI library.
@@ -101,7 +101,7 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
 
 
 def find_mpiexecs() -> list[str]:
-    """Every mpiexec in reach, this environment's own first, then along PATH."""
+    """Return the paths of all mpiexecs: first this environment's own, then those along PATH."""
     folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     folders += os.environ.get("PATH", "").split(os.pathsep)
     paths = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
@@ -109,26 +109,30 @@ def find_mpiexecs() -> list[str]:
 
 
 def identify(path: str) -> Mpiexec:
-    """Whose mpiexec this is, as its --version says; raises a UserError where it cannot be run."""
+    """Return an mpiexec's vendor and version, from its `--version`.
+
+    Raises:
+        UserError: the program cannot be run.
+    """
     try:
         done = _run([path, "--version"], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"mpiexec must be a program that runs: {path!r} ({error})") from None
     text = done.stdout + done.stderr
     version = re.search(r"\d+(\.\d+)+\S*", text)
-    vendor = next((name for mark, name in _MARKS.items() if mark in text), None)
+    vendor = next((name for mark, name in _VENDOR_MARKS.items() if mark in text), None)
     return Mpiexec(path, vendor, version.group() if version else None)
 
 
 def choose_mpiexec(vendor: str, path: str | None = None) -> Mpiexec:
-    """The first mpiexec in reach that starts programs of the MPI that mpi4py is bound to.
+    """Return the first mpiexec for programs of the MPI used by mpi4py.
 
     Args:
-        vendor: that MPI, as `bound_mpi` says.
-        path: take this one and no other.
+        vendor: the vendor of that MPI, from `bound_mpi`.
+        path: use this mpiexec and no other.
 
     Raises:
-        UserError: there is none, or none of that vendor; says which there are.
+        UserError: no mpiexec is found, or none of that vendor; the error names those found.
     """
     if path is not None:
         given = shutil.which(path)

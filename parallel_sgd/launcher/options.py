@@ -33,43 +33,43 @@ from .batch_systems import allocation
 from .hosts import MOST_RANKS, Hostfile, decimal, read_hostfile
 from .interfaces import checked_interface
 
-#: Options of whoever starts the ranks.
+#: Options that only make sense for the process that starts the ranks.
 NEED_N = (
     *("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"),
     *("restarts", "min_ranks"),
 )
 
 
-#: An argument that gives a number of ranks.
-_RANKS = r"-np?(=?\d+)?"
+#: An argument with a number of ranks.
+_RANKS_OPTION = r"-np?(=?\d+)?"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for."""
+    """The user's request: the parsed arguments of `parallel-sgd run`."""
 
-    ranks: int | None  #: None: this process is a rank already, which shall run the command
+    ranks: int | None  #: None: this process is a rank itself, and runs the command
     command: tuple[str, ...]  #: script and arguments, or "-m", module and arguments
     hostfile: Hostfile | None = None
     mpiexec_options: tuple[str, ...] = ()
     mpiexec: str | None = None
     timeout_s: float | None = None
-    servers: int | None = None  #: how many of the ranks are parameter servers, where it is said
-    survive: bool = False  #: whether a rank's death leaves the others running
-    spares: int | None = None  #: how many of the ranks wait in reserve
+    servers: int | None = None  #: number of ranks that are parameter servers, if given
+    survive: bool = False  #: True if the remaining ranks go on after a failure
+    spares: int | None = None  #: number of ranks that are spares
     gpus_per_rank: int | None = None
     interface: str | None = None  #: as `checked_interface` returns it
     log_dir: str | None = None
     wait_timeout_s: float | None = None
-    restarts: int = 0  #: how often the job may be started again
-    restart: int = 0  #: how often it was
-    min_ranks: int | None = None  #: None: as many as `ranks`
+    restarts: int = 0  #: highest number of restarts
+    restart: int = 0  #: number of restarts so far
+    min_ranks: int | None = None  #: None: the same as `ranks`
     preempt_on: str | None = None  #: names of signals
     requeue: bool = False
 
     @property
     def for_ranks(self) -> dict[str, str]:
-        """The variables that say to ranks what is asked of them."""
+        """The environment variables that pass options to the ranks."""
         asked = {
             SERVERS: self.servers,
             SPARES: self.spares,
@@ -84,7 +84,11 @@ class Request:
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """Read the arguments of `parallel-sgd run`; raises a UserError where one is wrong."""
+    """Parse the arguments of `parallel-sgd run`.
+
+    Raises:
+        UserError: an argument is wrong.
+    """
     given = _parser().parse_args(argv)
     command = ("-m", *given.module) if given.module is not None else tuple(given.command)
     ranks = given.ranks
@@ -99,7 +103,7 @@ def parse(argv: Sequence[str]) -> Request:
     elif ranks is None:
         ranks = None if allocated is None else allocated.slots
         if ranks is None:
-            raise UserError(_without_ranks(command))
+            raise UserError(_missing_ranks_text(command))
     if given.module is not None:
         if not given.module:
             raise UserError("-m must be followed by a module")
@@ -153,13 +157,15 @@ def parse(argv: Sequence[str]) -> Request:
     )
 
 
-def _without_ranks(command: Sequence[str]) -> str:
-    """What is wrong with a command line that names no number of ranks."""
-    behind = next((i for i, word in enumerate(command[1:], 1) if re.fullmatch(_RANKS, word)), None)
-    if behind is None:
+def _missing_ranks_text(command: Sequence[str]) -> str:
+    """Return the error text for a command line without a number of ranks."""
+    position = next(
+        (i for i, word in enumerate(command[1:], 1) if re.fullmatch(_RANKS_OPTION, word)), None
+    )
+    if position is None:
         return "-n must be given: how many ranks to start"
-    words = command[behind : behind + 1 + (command[behind] in ("-n", "-np"))]
-    rest = shlex.join([*command[:behind], *command[behind + len(words) :]])
+    words = command[position : position + 1 + (command[position] in ("-n", "-np"))]
+    rest = shlex.join([*command[:position], *command[position + len(words) :]])
     return (
         f"{shlex.join(words)} must stand before the script, which gets what is behind it: "
         f"parallel-sgd run {shlex.join(words)} {rest}"
@@ -300,13 +306,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_ranks(add: Callable[..., object], meaning: str, **how: Any) -> None:
+def add_ranks(add: Callable[..., object], meaning: str, **keywords: Any) -> None:
     """Add the option -n to a parser, by its `add_argument`."""
-    add("-n", "-np", dest="ranks", type=rank_count, metavar="N", help=meaning, **how)
+    add("-n", "-np", dest="ranks", type=rank_count, metavar="N", help=meaning, **keywords)
 
 
 def rank_count(text: str, least: int = 1) -> int:
-    """The type of the option -n."""
+    """Parse a number of ranks: the type of the option -n."""
     number = decimal(text)
     if number is None or not least <= number <= MOST_RANKS:
         raise argparse.ArgumentTypeError(

@@ -1,7 +1,8 @@
-"""What every rank of `parallel-sgd run` executes: a script or module, as `python` would run it.
+"""Run a script or module as a rank of `parallel-sgd run`, in the way of `python`.
 
-``python -m parallel_sgd.launcher.rank script.py [argument …]``, or ``-m module``. Unlike plain
-`python`, an error on one rank ends the job on all of them: see `communication.entry_point`.
+``python -m parallel_sgd.launcher.rank script.py [argument …]``, or ``-m module``. In contrast to
+plain `python`, an error on a single rank ends the job on all ranks: see
+`communication.entry_point`.
 """
 
 from __future__ import annotations
@@ -32,42 +33,42 @@ from ..errors import UserError
 from ..validation import shown
 from .gpus import VISIBLE, visible_gpus
 from .hosts import decimal
-from .interfaces import checked_interface, interfaces, on_this_host, variables
-from .rank_logs import to_log
+from .interfaces import checked_interface, interface_variables, interfaces, local_interface
+from .rank_logs import redirect_output
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script or module named by the arguments as ``__main__``, with the rest as its own."""
-    import numpy  # noqa: F401  which the script needs: until `started` an interrupt is one line
+    import numpy  # noqa: F401  for the script; until `started` an interrupt is a single line
 
     with abort_on_error():
         prepare()
-        raise_eager_limit()  # the script may start MPI by itself
-        _run(sys.argv[1:] if argv is None else argv)
+        raise_eager_limit()  # before the script starts MPI
+        _run_program(sys.argv[1:] if argv is None else argv)
 
 
 def prepare() -> None:
-    """Do what the environment asks of this rank, before MPI, CUDA or gloo are up.
+    """Apply the launcher's environment variables to this rank, before MPI, CUDA or gloo start.
 
-    Where `parallel-sgd run` has started it, its standard input is empty: of an mpiexec some ranks
-    have one of which no end ever comes.
+    If `parallel-sgd run` has started the rank, its standard input is empty: with an mpiexec some
+    ranks have an input that never ends.
 
-    `LOG_DIR`: its output goes to files there. `GPUS_PER_RANK`: it sees only its own GPUs.
-    `INTERFACE`: it talks to other hosts by that network. `PREEMPT_ON`: it catches those signals.
+    `LOG_DIR`: send the output to files there. `GPUS_PER_RANK`: make only the rank's own GPUs
+    visible. `INTERFACE`: use that network to other hosts. `PREEMPT_ON`: catch those signals.
 
     Raises:
-        UserError: what is asked cannot be done on this host.
+        UserError: this host cannot fulfil a variable.
 
     Local. Changes `os.environ`.
     """
     folder, gpus, interface = (os.environ.get(name) for name in (LOG_DIR, GPUS_PER_RANK, INTERFACE))
     try:
         if REQUESTED_RANKS in os.environ:
-            _read_nothing()
+            _empty_stdin()
         if folder:
-            to_log(folder, launched_rank() or 0)
+            redirect_output(folder, launched_rank() or 0)
         listen()
-    finally:  # so that it can say why it ends
+    finally:  # also on an error, so that the rank can report it
         report_start()
     if gpus is not None:
         per_rank = decimal(gpus)
@@ -75,15 +76,15 @@ def prepare() -> None:
             raise UserError(f"{GPUS_PER_RANK}={shown(gpus)} must be a whole number, at least 1")
         os.environ[VISIBLE] = visible_gpus(per_rank, _local_rank(), os.environ)
     if interface is not None:
-        chosen = on_this_host(checked_interface(interface), interfaces())
-        os.environ.update(variables(chosen))
+        chosen = local_interface(checked_interface(interface), interfaces())
+        os.environ.update(interface_variables(chosen))
 
 
-def _read_nothing() -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    if nothing:
-        os.close(nothing)
+def _empty_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if null:
+        os.close(null)
 
 
 def _local_rank() -> int:
@@ -96,11 +97,11 @@ def _local_rank() -> int:
     return local_rank or 0
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run_program(argv: Sequence[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(io.UnsupportedOperation):
-                # Whole lines, as they are printed: the ranks share one terminal.
+                # Write whole lines, at once: the ranks share a terminal.
                 stream.reconfigure(line_buffering=True, write_through=False)
     module = list(argv[:1]) == ["-m"]
     sys.argv[:] = argv[1:] if module else list(argv)
@@ -112,7 +113,7 @@ def _run(argv: Sequence[str]) -> None:
     script = sys.argv[0]
     if not os.path.exists(script):
         raise UserError(f"script must exist on host {socket.gethostname()}: {script!r}")
-    if not sys.flags.safe_path:  # python -m has put the working directory there
+    if not sys.flags.safe_path:  # python -m has set it to the working directory
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""Print the errors of ranks: once what several ranks say, with their numbers before it."""
+"""Print the errors of ranks. An error of several ranks is printed once, after their numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from ..communication.liveness.rank_status import SHARED_ERROR
 from ..communication.phrases import in_brief
 from ..communication.stderr import write_stderr
-from .status_pipes import Note
+from .status_pipes import RankReport
 
-#: An error is printed when no further rank has said the same for so many seconds: less than
-#: `abort.GRACE_S`, so that it stands before what mpiexec says of the end.
-_ALONE_S = 0.3
+#: An error is printed once no further rank has reported the same error for this time. Less than
+#: `abort.GRACE_S`, so that the error is printed before mpiexec's own messages.
+_QUIET_S = 0.3
 
-#: Of an error that all ranks share: ranks wait for each other with it, and a slow one is late.
-_SHARED_S = 2.0
+#: The same for an error agreed by all ranks: a slow rank may report it late.
+_SHARED_QUIET_S = 2.0
 
 
 @dataclass
@@ -24,8 +24,8 @@ class _Error:
     """An error that is not printed yet.
 
     Attributes:
-        ranks: that have said it, in the order in which they came.
-        due: when it is to be printed, on the monotonic clock.
+        ranks: the ranks with this error, in order of arrival.
+        due: the time to print the error, on the monotonic clock.
     """
 
     ranks: list[int] = field(default_factory=list)
@@ -33,34 +33,34 @@ class _Error:
 
 
 class RankErrors:
-    """The errors of one job's ranks, as they hand them over (`attendance.report_error`).
+    """The errors of one job's ranks, as handed over by `rank_status.report_error`.
 
-    Nothing is lost where a rank fails, or all of them: what is in a pipe stays there. A rank that
-    says the same when it is printed already has the line printed again, for itself.
+    No error is lost if some or all ranks fail: data in a pipe stays there. If a rank reports an
+    error after the same error was printed, the line is printed again for this rank.
 
     Args:
-        ranks: how many the job has.
+        ranks: the number of ranks of the job.
     """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._open: dict[str, _Error] = {}  # by their text
+        self._open: dict[str, _Error] = {}  # by the text of the error
 
-    def take(self, notes: Sequence[Note]) -> None:
-        """Take in errors, and print those whose time has come. To be called every now and then."""
+    def take(self, reports: Sequence[RankReport]) -> None:
+        """Add errors, and print those that are due. Call it regularly."""
         now = time.monotonic()
-        for note in sorted(notes, key=lambda note: note.time_s):
-            error = self._open.setdefault(note.text, _Error())
-            if note.rank not in error.ranks:
-                error.ranks.append(note.rank)
-            shared = note.what.endswith(SHARED_ERROR)
-            error.due = now + (_SHARED_S if shared else _ALONE_S)
+        for report in sorted(reports, key=lambda report: report.time_s):
+            error = self._open.setdefault(report.text, _Error())
+            if report.rank not in error.ranks:
+                error.ranks.append(report.rank)
+            shared = report.kind.endswith(SHARED_ERROR)
+            error.due = now + (_SHARED_QUIET_S if shared else _QUIET_S)
         for text, error in list(self._open.items()):
             if error.due <= now or len(error.ranks) == self._ranks:
                 self._print(text)
 
     def print_rest(self) -> None:
-        """Print all that is left, at the end of the job."""
+        """Print all remaining errors, at the end of the job."""
         for text in list(self._open):
             self._print(text)
 

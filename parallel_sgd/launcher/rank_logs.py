@@ -1,8 +1,8 @@
-"""`parallel-sgd run --log-dir FOLDER`: what each rank prints goes to files of its own.
+"""Write each rank's output to files of its own: `parallel-sgd run --log-dir FOLDER`.
 
-A rank's stdout and stderr *are* its files: what it has written is there, however it ends, and
-whoever starts it (either mpiexec, srun). A process beside it shows on the terminal what is to be
-seen there.
+A rank's stdout and stderr *are* its files. So all written text is kept, however the rank ends, and
+whichever launcher started it (either mpiexec, or srun). A separate process copies the text for the
+terminal.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from ..errors import UserError
 from ..files import opened_to_append
 from ..validation import line_of
 
-_SHOW = Path(__file__).with_name("show_log.py")
+_VIEWER = Path(__file__).with_name("show_log.py")
 
-_showing: list[subprocess.Popen[bytes]] = []  # for as long as this process lives
+_viewers: list[subprocess.Popen[bytes]] = []  # kept until this process ends
 
 
-def to_log(folder: str, rank: int) -> None:
-    """From now on all that this process writes goes to ``rank-k.out`` and ``rank-k.err``, behind
-    what is there.
+def redirect_output(folder: str, rank: int) -> None:
+    """Send all further output of this process to ``rank-k.out`` and ``rank-k.err``, appending.
 
-    The terminal goes on showing both of rank 0, and the errors of every rank; also where the disk
-    of the files is full.
+    The terminal still shows all output of rank 0, and the errors of every rank; also if the disk of
+    the files is full.
+
+    Args:
+        folder: the folder of the files; made if missing.
+        rank: the rank k.
 
     Raises:
         UserError: the files cannot be written.
 
-    Local. Cost: a small process beside this one, which ends with it.
+    Local. Cost: a small process that ends with this process.
     """
-    shown, kept = [], []
+    shown, logs = [], []
     for stream, number, end in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
         path = Path(folder, f"rank-{rank}.{end}")
         try:
@@ -52,21 +55,21 @@ def to_log(folder: str, rank: int) -> None:
             reads, terminal = os.open(path, os.O_RDONLY | os.O_NOFOLLOW), os.dup(number)
             os.lseek(reads, 0, os.SEEK_END)
             shown += [reads, terminal]
-        kept.append((log, number))
+        logs.append((log, number))
     set_stderr_fallback(os.dup(2))
-    ends, lives = os.pipe()  # at its end this process is gone
-    command = [sys.executable, "-I", "-S", str(_SHOW), *map(str, (ends, *shown))]
-    _showing.append(
+    end_pipe, write_end = os.pipe()  # the pipe closes when this process ends
+    command = [sys.executable, "-I", "-S", str(_VIEWER), *map(str, (end_pipe, *shown))]
+    _viewers.append(
         subprocess.Popen(
             command,
-            pass_fds=(ends, *shown),
+            pass_fds=(end_pipe, *shown),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # what ends this process's group does not end that one
+            start_new_session=True,  # a signal to this process's group does not end the viewer
         )
     )
-    close_in_children(lives)
-    for log, number in kept:
+    close_in_children(write_end)
+    for log, number in logs:
         os.dup2(log, number)
         os.close(log)
-    for descriptor in (ends, *shown):
+    for descriptor in (end_pipe, *shown):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Which hosts of a hostfile still answer, and how many ranks they have room for."""
+"""Find the responding hosts of a hostfile, and the number of ranks they have room for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .hosts import MPICH, Hostfile
 from .interfaces import interfaces
 from .options import Request
 
-#: How long a host may take to answer.
-ANSWER_S = 15.0
+#: Longest wait for a host's answer.
+ANSWER_TIMEOUT_S = 15.0
 
-#: Variables and options of mpiexec that name a program in place of ssh.
-_AGENTS = (
+#: Variables and options of mpiexec that name a replacement for ssh.
+_AGENT_VARIABLES = (
     "HYDRA_LAUNCHER_EXEC",
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_ssh_agent",
@@ -37,9 +37,9 @@ class Hosts:
     """The hosts of a job.
 
     Args:
-        hostfile, batch: where they are from; None: not from there.
-        vendor: of the MPI.
-        mpiexec_options: the user's.
+        hostfile, batch: the source of the hosts, or None.
+        vendor: the vendor of the MPI.
+        mpiexec_options: the user's options for mpiexec.
         environ: the user's environment.
     """
 
@@ -50,79 +50,83 @@ class Hosts:
     environ: Mapping[str, str]
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether some are, or may be, other ones than this. Local."""
+    def any_remote(self) -> bool:
+        """True if some hosts are, or may be, different from this host. Local."""
         if self.hostfile is None:
             return self.batch is not None and self.batch.hosts != 1
-        return any(not _is_here(host.name) for host in self.hostfile.hosts)
+        return any(not _is_this_host(host.name) for host in self.hostfile.hosts)
 
-    def possible(self, request: Request) -> Request | None:
-        """The request, of the hosts that answer and as many ranks as they have room for; None where
-        those are fewer than the user wants at least. Waits for 64 of them at a time, `ANSWER_S` at
-        most."""
-        if self.hostfile is None or not self.elsewhere:
+    def with_reachable_hosts(self, request: Request) -> Request | None:
+        """Return the request for the hosts that respond, with as many ranks as they have slots for.
+
+        Return None if the user requires more ranks. Cost: at most `ANSWER_TIMEOUT_S` for each 64
+        hosts.
+        """
+        if self.hostfile is None or not self.any_remote:
             return request
-        if any(host.option for host in self.hostfile.hosts):  # no list of hosts could say them
+        if any(host.option for host in self.hostfile.hosts):  # not expressible in a list of hosts
             return request
         assert request.ranks is not None
         names = list(dict.fromkeys(host.name for host in self.hostfile.hosts))
         with ThreadPoolExecutor(min(len(names), 64)) as threads:
-            there = dict(zip(names, threads.map(self._answers, names), strict=True))
-        silent = [name for name in names if not there[name]]
-        if not silent:
+            reachable = dict(zip(names, threads.map(self._is_reachable, names), strict=True))
+        unreachable = [name for name in names if not reachable[name]]
+        if not unreachable:
             return request
-        bare = 1 if self.vendor == MPICH else os.cpu_count() or 1
-        before, left = self.hostfile.room(bare), self.hostfile.without(silent, bare)
-        room = left.room(bare)
-        if request.ranks > before:  # more ranks than slots were asked for
-            room = request.ranks * room // before
+        bare_slots = 1 if self.vendor == MPICH else os.cpu_count() or 1
+        slots_before, remaining = (
+            self.hostfile.total_slots(bare_slots),
+            self.hostfile.without(unreachable, bare_slots),
+        )
+        room = remaining.total_slots(bare_slots)
+        if request.ranks > slots_before:  # the user has requested more ranks than slots
+            room = request.ranks * room // slots_before
         ranks, least = min(request.ranks, room), request.min_ranks or request.ranks
-        told = f"parallel-sgd: no answer from {', '.join(silent)}: "
+        message = f"parallel-sgd: no answer from {', '.join(unreachable)}: "
         if ranks < least:
             write_stderr(
-                f"{told}there is room for {ranks} ranks, and at least {least} are wanted "
+                f"{message}there is room for {ranks} ranks, and at least {least} are wanted "
                 "(--min-ranks)"
             )
             return None
-        write_stderr(f"{told}going on with {ranks} ranks on the other hosts")
-        return replace(request, ranks=ranks, hostfile=left)
+        write_stderr(f"{message}going on with {ranks} ranks on the other hosts")
+        return replace(request, ranks=ranks, hostfile=remaining)
 
-    def _answers(self, name: str) -> bool:
-        """Whether a host lets mpiexec in: as mpiexec asks it, by ssh or what the user has put in
-        its place."""
-        if _is_here(name):
+    def _is_reachable(self, name: str) -> bool:
+        """Return True if a host accepts a remote shell: ssh, or the user's replacement for ssh."""
+        if _is_this_host(name):
             return True
         agent = self._agent()
         options = ["-o", "BatchMode=yes"] if agent == ["ssh"] else []
         try:
-            asked = subprocess.run(
+            reply = subprocess.run(
                 [*agent, *options, name, "true"],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a pipe would wait for whatever ssh leaves running
+                stdout=subprocess.DEVNULL,  # a pipe would wait for processes left running by ssh
                 stderr=subprocess.DEVNULL,
-                timeout=ANSWER_S,
+                timeout=ANSWER_TIMEOUT_S,
             )
         except (OSError, subprocess.TimeoutExpired):
             return False
-        return asked.returncode == 0
+        return reply.returncode == 0
 
     def _agent(self) -> list[str]:
         options = list(self.mpiexec_options)
         for option, value in pairwise(options):
             if option in _AGENT_OPTIONS:
                 return shlex.split(value)
-        given = [self.environ[name] for name in _AGENTS if self.environ.get(name)]
+        given = [self.environ[name] for name in _AGENT_VARIABLES if self.environ.get(name)]
         return shlex.split(given[0]) if given else ["ssh"]
 
 
 @cache
-def _is_here(name: str) -> bool:
-    """Whether a host is this one, by its name or address. Local, but that names are looked up."""
+def _is_this_host(name: str) -> bool:
+    """Return True if a name or address belongs to this host. Local, except for a name lookup."""
     own = socket.gethostname()
     if name in ("localhost", own, own.partition(".")[0]):
         return True
     try:
         address = ipaddress.ip_address(socket.gethostbyname(name))
-    except (OSError, ValueError):  # nobody knows it here
+    except (OSError, ValueError):  # unknown name
         return False
     return address.is_loopback or address in {one.address.ip for one in interfaces()}

@@ -1,9 +1,10 @@
-"""Runs a job, and where it is lost starts it again: `parallel-sgd run --restarts N`. One of ranks
-that survive each other also without being asked to, where it was lost before they had begun.
+"""Run a job, and restart it if it is lost: `parallel-sgd run --restarts N`.
 
-How a job has ended its ranks say themselves (`verdict`). What fails by its own word would fail
-again, and is not started again. A restarted job goes on from its newest whole checkpoint, which the
-ranks find by the name of the job (`training.resuming`).
+A fault-tolerant job lost before any training is started again without being asked.
+
+The ranks report how their job has ended (`outcome`). A job that ends with an error of the program
+would fail again, and is not restarted. A restarted job goes on from its newest complete checkpoint,
+found by the name of the job (`training.session`).
 """
 
 from __future__ import annotations
@@ -25,53 +26,52 @@ from ..communication.job_environment import JOB, RESTART, restarts
 from ..communication.liveness.abort import DISK_FULL
 from ..communication.liveness.preemption import chosen_signals, requeue
 from ..communication.stderr import write_stderr
-from .job import TIMED_OUT, Deadline, Signals, caught, run_job
+from .job import TIMED_OUT, Deadline, Signals, caught_signals, run_job
 from .options import Request
 from .outcome import Ending, Outcome, judge
 from .reachable_hosts import Hosts
 from .supervisor import Supervisor
 
-PREEMPTED = os.EX_TEMPFAIL  #: exit code 75: all is saved, and the job can be started again
+PREEMPTED = os.EX_TEMPFAIL  #: exit code 75: all state is saved, and the job can be started again
 
-#: A start is in vain if it brings no new checkpoint and is over so soon; of so many in a row the
-#: last one is the last.
-SOON_S, IN_VAIN = 60.0, 3
+#: A start is fruitless if it ends within `FRUITLESS_S` without a new checkpoint. After
+#: `MAX_FRUITLESS` of these in a row there is no further restart.
+FRUITLESS_S, MAX_FRUITLESS = 60.0, 3
 
-#: Before a restart: so long, and twice as long for each start in vain since the last that was not.
+#: The pause before a restart: doubled for each fruitless start in a row.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
-#: What a signal says that has ended a rank.
-_BY_SIGNAL: Mapping[int, str] = {
+#: Likely causes of the signals that end a rank.
+_SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGBUS: "shared memory may be full (df /dev/shm; in a container: --shm-size)",
     signal.SIGTERM: "somebody has ended that rank, or mpiexec, which ends all ranks by it",
 }
 
-#: Options of Open MPI's mpiexec and of MPICH's by which what ranks print goes to files.
+#: Options of Open MPI's and MPICH's mpiexec that send the ranks' output to files.
 _OUTPUT_OPTIONS = ("--output", "errfile-pattern")
 
-#: Open MPI's mpiexec gives it where it is ended itself; a rank that the kernel kills for its memory
-#: gives that of SIGKILL.
-_BY_ONE = (
+#: Open MPI's mpiexec exits with 1 if it is ended itself. If the kernel kills a rank for its memory,
+#: the exit code is that of SIGKILL.
+_EXIT_CODE_1_HINT = (
     "Exit code 1: so it was not killed for its memory; it has called os._exit or MPI_Abort, or "
     "somebody has ended it, or mpiexec, which then ends all ranks"
 )
 
-#: The exit code of MPICH's mpiexec where it fails itself; it does where it cannot print.
-_MPICH_ITSELF = 255
+#: Exit code of MPICH's mpiexec for an error of its own, such as output that cannot be written.
+_MPICH_OWN_FAILURE = 255
 
-#: That of Open MPI's where it fails itself, as where nobody reads its pipe any more: it takes no
-#: SIGPIPE.
-_OPEN_MPI_ITSELF = 1
+#: The same for Open MPI's mpiexec, such as a pipe without a reader: it ignores SIGPIPE.
+_OPEN_MPI_OWN_FAILURE = 1
 
-_UNREAD = "mpiexec has ended the job: nobody reads what it prints"
+_NO_READER = "mpiexec has ended the job: nobody reads what it prints"
 
-TOO_FEW = "too few hosts answer"
+TOO_FEW_HOSTS = "too few hosts answer"
 
-_LOOKS_EVERY_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class Launch(Protocol):
-    """A command, and what is added to the environment."""
+    """A command, with the variables to add to its environment."""
 
     @property
     def command(self) -> tuple[str, ...]: ...
@@ -84,24 +84,25 @@ class Launch(Protocol):
 
 @dataclass
 class Attempt:
-    """One start of a job, when it is over."""
+    """The result of a single start of a job."""
 
     code: int
     outcome: Outcome
     seconds: float
-    checkpoint: str | None  #: the newest that it has written
-    gone: str | None  #: a line on the rank that was gone first
-    stopped: bool  #: whether this process has ended it
-    asked: bool  #: whether this process, or a rank, was asked to leave
+    checkpoint: str | None  #: the newest checkpoint written in this start
+    silent_exit: str | None  #: an error line about the first rank to exit silently
+    stopped: bool  #: True if this process has ended the job
+    asked_to_leave: bool  #: True if this process or a rank has received a preemption notice
 
 
 class Restarts:
-    """
+    """Runs a job, and restarts it as requested.
+
     Args:
-        request: what the user asked for.
-        plan: makes a launch of a request; raises a UserError.
-        hosts: those that may be left out.
-        environ: for the ranks, beside the launch's.
+        request: the user's request.
+        plan: a function that makes the launch for a request; may raise a UserError.
+        hosts: the hosts of the job; unreachable hosts may be skipped.
+        environ: the environment of the ranks, without the launch's own variables.
     """
 
     def __init__(
@@ -112,96 +113,120 @@ class Restarts:
         environ: Mapping[str, str],
     ) -> None:
         self._request, self._plan, self._hosts, self._environ = request, plan, hosts, environ
-        self._done = self._fruitless = self._waits = self._lost_at_start = 0
-        self._checkpoint: str | None = None
+        self._restarts_done = self._fruitless = self._restart_waits = self._starts_failed = 0
+        self._newest_checkpoint: str | None = None
         self._deadline = Deadline.after(request.timeout_s)
-        self._judged = bool(request.restarts or request.survive)  # by the ranks' words alone
+        self._judged_by_reports = bool(request.restarts or request.survive)
 
     def run(self) -> int:
-        """Run the job to its end, and return the exit code.
+        """Run the job, with its restarts, and return the exit code.
 
-        0: complete. 75: it has left, as it was asked to. 124: it outran its time. 128 + a signal
-        that this process got. Else its own, or 1 where that is 0 and the job is not complete.
+        0: complete. 75: the job has left after a preemption notice. 124: the job has exceeded its
+        time limit. 128 + the signal received by this process. Otherwise the job's own exit code, or
+        1 if that is 0 and the job is not complete.
         """
         notices = chosen_signals(self._request.preempt_on) if self._request.preempt_on else ()
-        with caught(notices) as signals:
+        with caught_signals(notices) as signals:
             request: Request | None = self._request
             while True:
                 attempt = None if request is None else self._attempt(request, signals)
-                if attempt is not None and not self._may_go_on(attempt):
-                    asked = attempt.asked and not attempt.stopped
+                if attempt is not None and not self._should_restart(attempt):
+                    asked_to_leave = attempt.asked_to_leave and not attempt.stopped
                     lost = attempt.outcome.end is Ending.LOST
-                    return self._left() if asked and lost else self._exit_code(attempt)
-                why = attempt.outcome.why if attempt else TOO_FEW
-                if problem := self._why_not_again(attempt):
+                    return (
+                        self._exit_while_leaving()
+                        if asked_to_leave and lost
+                        else self._exit_code(attempt)
+                    )
+                why = attempt.outcome.why if attempt else TOO_FEW_HOSTS
+                if problem := self._reason_to_stop(attempt):
                     write_stderr(f"parallel-sgd: error: {why}; {problem}")
                     return self._exit_code(attempt)
-                pause = min(FIRST_PAUSE_S * 2 ** min(self._waits, 10), LONGEST_PAUSE_S)
-                self._waits += 1
-                if self._lost_at_start:
+                pause = min(FIRST_PAUSE_S * 2 ** min(self._restart_waits, 10), LONGEST_PAUSE_S)
+                self._restart_waits += 1
+                if self._starts_failed:
                     what = f"nothing was trained on, so the job is started anew in {pause:g} s"
                 else:
-                    self._done += 1
-                    what = f"restart {self._done} of {self._request.restarts} in {pause:g} s, from "
-                    what += self._from()
+                    self._restarts_done += 1
+                    what = f"restart {self._restarts_done} of {self._request.restarts} "
+                    what += f"in {pause:g} s, from {self._resume_point()}"
                 write_stderr(f"parallel-sgd: {why}: {what}")
-                self._pause(pause, signals)
-                if not self._is_over(signals):
-                    request = self._hosts.possible(self._request)  # takes its time, too
-                if self._is_over(signals):
-                    return self._ended(signals)
+                self._wait_before_restart(pause, signals)
+                if not self._must_stop(signals):
+                    request = self._hosts.with_reachable_hosts(self._request)  # may take seconds
+                if self._must_stop(signals):
+                    return self._exit_code_between_starts(signals)
 
     def _attempt(self, request: Request, signals: Signals) -> Attempt:
-        """Start the job once."""
-        launch, began = self._plan(replace(request, restart=self._done)), time.monotonic()
+        """Start the job once, and return the result."""
+        launch, began = self._plan(replace(request, restart=self._restarts_done)), time.monotonic()
         write_stderr(f"parallel-sgd: {launch.line()}")
         assert request.ranks is not None
-        shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
+        shared = Path.cwd() if self._judged_by_reports and self._hosts.any_remote else None
         training = request.ranks - (request.spares or 0) if request.survive else None
-        here, prints = not self._hosts.elsewhere, not _keeps_output_apart(request)
-        with Supervisor(request.ranks, shared, training=training, here=here, prints=prints) as roll:
-            environ = {**self._environ, **launch.environ, **roll.environ}
-            nothing = subprocess.DEVNULL  # mpiexec would read, or stop for, what is the user's
-            end = run_job(launch.command, environ, self._deadline, roll, signals, stdin=nothing)
-            code, outcome = end.code, judge(end.code, roll, survive=request.survive)
+        local, prints = not self._hosts.any_remote, not _has_output_files(request)
+        with Supervisor(
+            request.ranks, shared, training=training, local=local, prints=prints
+        ) as supervisor:
+            environ = {**self._environ, **launch.environ, **supervisor.environ}
+            # mpiexec must not read the user's input, or stop for it.
+            empty_stdin = subprocess.DEVNULL
+            end = run_job(
+                launch.command, environ, self._deadline, supervisor, signals, stdin=empty_stdin
+            )
+            code, outcome = end.code, judge(end.code, supervisor, survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
-            if outcome.end is Ending.COMPLETE and self._judged and not stopped:
-                self._tell_of_doubt(code, outcome)
-            gone = None if request.survive else roll.gone_without_a_word()
-            gone = gone and gone + why_by_code(code)
-            if end.killed and outcome.end is Ending.LOST:  # what the ranks died of, too
-                outcome, gone = replace(outcome, why=end.killed), end.killed
-            if lost := lost_output():
-                if outcome.end is Ending.LOST and code == _MPICH_ITSELF:
-                    outcome, gone = replace(outcome, why=lost), lost
+            if outcome.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
+                self._warn_if_uncertain(code, outcome)
+            silent_exit = None if request.survive else supervisor.silent_exit_line()
+            silent_exit = silent_exit and silent_exit + exit_code_hint(code)
+            if end.killed and outcome.end is Ending.LOST:  # also the cause of the ranks' failure
+                outcome, silent_exit = replace(outcome, why=end.killed), end.killed
+            if lost := stdout_problem():
+                if outcome.end is Ending.LOST and code == _MPICH_OWN_FAILURE:
+                    outcome, silent_exit = replace(outcome, why=lost), lost
                 elif outcome.end is Ending.COMPLETE:
                     write_stderr(f"parallel-sgd: {lost}")
-            elif outcome.end is Ending.LOST and code == _OPEN_MPI_ITSELF and is_unread():
-                outcome, gone = replace(outcome, why=_UNREAD), _UNREAD
+            elif (
+                outcome.end is Ending.LOST
+                and code == _OPEN_MPI_OWN_FAILURE
+                and stdout_has_no_reader()
+            ):
+                outcome, silent_exit = replace(outcome, why=_NO_READER), _NO_READER
             seconds = time.monotonic() - began
-            asked = bool(signals.notices) or roll.asked()
-            return Attempt(code, outcome, seconds, roll.newest_checkpoint(), gone, stopped, asked)
+            asked_to_leave = bool(signals.notices) or supervisor.was_asked_to_leave()
+            return Attempt(
+                code,
+                outcome,
+                seconds,
+                supervisor.newest_checkpoint(),
+                silent_exit,
+                stopped,
+                asked_to_leave,
+            )
 
-    def _tell_of_doubt(self, code: int, outcome: Outcome) -> None:
-        """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
-        if not outcome.told:
+    def _warn_if_uncertain(self, code: int, outcome: Outcome) -> None:
+        """Warn about a complete job if no rank has reported, or mpiexec's exit code disagrees."""
+        if not outcome.reported:
             why = outcome.why or f"do all hosts share {str(Path.cwd())!r}?"
             write_stderr(
                 f"parallel-sgd: no rank could say whether it is complete ({why}): that is "
                 "mpiexec's word alone"
             )
-        elif code != 0 and not self._request.survive:  # which loses ranks, and says so
+        elif code != 0 and not self._request.survive:  # failed ranks are expected, and reported
             write_stderr(
                 "parallel-sgd: complete: all ranks have come to the end of the program; only after "
                 f"that has something ended mpiexec with exit code {code}"
             )
 
-    def _may_go_on(self, attempt: Attempt) -> bool:
-        """Whether a job has been lost for which restarts were asked; tells what there is to tell of
-        its end."""
+    def _should_restart(self, attempt: Attempt) -> bool:
+        """Return True if the job was lost and restarts were requested.
+
+        Print messages about the end.
+        """
         lost = attempt.outcome.end is Ending.LOST
-        if lost and attempt.gone and not attempt.stopped:
-            write_stderr(f"parallel-sgd: error: {attempt.gone}")
+        if lost and attempt.silent_exit and not attempt.stopped:
+            write_stderr(f"parallel-sgd: error: {attempt.silent_exit}")
         at_start = attempt.outcome.at_start
         if lost and self._request.survive and not attempt.stopped and not at_start:
             write_stderr(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
@@ -209,11 +234,14 @@ class Restarts:
             write_stderr(
                 "parallel-sgd: the program has failed by itself, and would do so again: no restart"
             )
-        may = not attempt.stopped and not attempt.asked
+        may = not attempt.stopped and not attempt.asked_to_leave
         return lost and may and (self._request.restarts > 0 or at_start)
 
-    def _left(self) -> int:
-        """The end of a job that was asked to leave, and was lost before its ranks could do so."""
+    def _exit_while_leaving(self) -> int:
+        """Return the exit code of a job lost after a preemption notice, before saving its state.
+
+        Requeue the job if requested.
+        """
         write_stderr(
             "parallel-sgd: asked to leave: the job was lost before it had saved its state; the "
             "newest checkpoint is what it can go on from"
@@ -228,71 +256,75 @@ class Restarts:
         if attempt.outcome.end is Ending.PREEMPTED:
             return PREEMPTED
         if attempt.outcome.end is Ending.COMPLETE and not attempt.stopped:
-            return 0 if self._judged else attempt.code
+            return 0 if self._judged_by_reports else attempt.code
         return attempt.code or 1
 
-    def _why_not_again(self, attempt: Attempt | None) -> str | None:
-        """Why the job is not started again, after one more start."""
-        new = attempt is not None and attempt.checkpoint not in (None, self._checkpoint)
+    def _reason_to_stop(self, attempt: Attempt | None) -> str | None:
+        """Return the reason not to restart the job again, or None. Count the fruitless starts."""
+        new = attempt is not None and attempt.checkpoint not in (None, self._newest_checkpoint)
         if attempt is not None and new:
-            self._checkpoint = attempt.checkpoint
+            self._newest_checkpoint = attempt.checkpoint
         at_start = attempt is not None and attempt.outcome.at_start
-        self._lost_at_start = self._lost_at_start + 1 if at_start else 0
+        self._starts_failed = self._starts_failed + 1 if at_start else 0
         if at_start:
-            in_a_row = f"{IN_VAIN} times in a row before anything was trained on: no further start"
-            return in_a_row if self._lost_at_start >= IN_VAIN else None
-        if attempt is not None:  # else nothing was started
-            fruitless = not new and attempt.seconds < SOON_S
+            in_a_row = (
+                f"{MAX_FRUITLESS} times in a row before anything was trained on: no further start"
+            )
+            return in_a_row if self._starts_failed >= MAX_FRUITLESS else None
+        if attempt is not None:  # None: nothing was started
+            fruitless = not new and attempt.seconds < FRUITLESS_S
             self._fruitless = self._fruitless + 1 if fruitless else 0
-            self._waits = self._waits if fruitless else 0
-        if self._done >= self._request.restarts:
+            self._restart_waits = self._restart_waits if fruitless else 0
+        if self._restarts_done >= self._request.restarts:
             return f"all {self._request.restarts} restarts are used up"
-        if self._fruitless >= IN_VAIN:
+        if self._fruitless >= MAX_FRUITLESS:
             return (
-                f"the last {IN_VAIN} starts were over within {SOON_S:g} s each, without a new "
-                "checkpoint: no further restart"
+                f"the last {MAX_FRUITLESS} starts were over within {FRUITLESS_S:g} s each, "
+                "without a new checkpoint: no further restart"
             )
         return None
 
-    def _from(self) -> str:
-        """What a restart goes on from, as far as this process has heard."""
-        if self._checkpoint is None:
+    def _resume_point(self) -> str:
+        """Describe the checkpoint from which a restart goes on, if known to this process."""
+        if self._newest_checkpoint is None:
             return "where this command has begun: it has written no checkpoint"
-        return f"checkpoint {self._checkpoint!r}"
+        return f"checkpoint {self._newest_checkpoint!r}"
 
-    def _pause(self, seconds: float, signals: Signals) -> None:
-        """Wait, unless all is over."""
+    def _wait_before_restart(self, seconds: float, signals: Signals) -> None:
+        """Wait, or return early if no further start is allowed."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._is_over(signals):
-            time.sleep(_LOOKS_EVERY_S)
+        while time.monotonic() < until and not self._must_stop(signals):
+            time.sleep(_POLL_INTERVAL_S)
 
-    def _is_over(self, signals: Signals) -> bool:
-        """Whether nothing may be started any more."""
-        late = self._deadline is not None and self._deadline.is_over
+    def _must_stop(self, signals: Signals) -> bool:
+        """Return True if no further start is allowed."""
+        late = self._deadline is not None and self._deadline.is_past
         return bool(signals.ending or signals.notices) or late
 
-    def _ended(self, signals: Signals) -> int:
-        """The exit code where all is over between two starts."""
+    def _exit_code_between_starts(self, signals: Signals) -> int:
+        """Return the exit code if the job ends between two starts."""
         if signals.ending:
             return 128 + signals.ending[0]
         if signals.notices:
-            return self._left()
+            return self._exit_while_leaving()
         assert self._deadline is not None
-        write_stderr(f"parallel-sgd: error: {self._deadline.told}")
+        write_stderr(f"parallel-sgd: error: {self._deadline.message}")
         return TIMED_OUT
 
 
-def _keeps_output_apart(request: Request) -> bool:
-    """Whether what ranks print goes to files of their own, to which their errors belong."""
+def _has_output_files(request: Request) -> bool:
+    """Return True if the output of ranks goes to files of their own, and so do their errors."""
     given = " ".join(request.mpiexec_options)
     return request.log_dir is not None or any(words in given for words in _OUTPUT_OPTIONS)
 
 
-def lost_output() -> str | None:
-    """That standard output takes nothing, in a line; None where it does, as far as can be told
-    without writing to it."""
+def stdout_problem() -> str | None:
+    """Return an error line if standard output accepts nothing, or None.
+
+    Determined without writing, as far as possible: a full disk, or /dev/full.
+    """
     try:
-        os.write(1, b"")  # as /dev/full says
+        os.write(1, b"")  # /dev/full refuses this
         status = os.fstat(1)
         full = stat.S_ISREG(status.st_mode) and os.fstatvfs(1).f_bavail == 0
         why = os.strerror(errno.ENOSPC) if full else None
@@ -301,25 +333,28 @@ def lost_output() -> str | None:
     return why and f"standard output takes nothing ({why}): what ranks print there is lost"
 
 
-def is_unread() -> bool:
-    """Whether standard output is a pipe, or the like, whose reader is gone (`| head`)."""
+def stdout_has_no_reader() -> bool:
+    """Return True if standard output is a pipe, or similar, without a reader (`| head`)."""
     output = select.poll()
     output.register(1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
-def why_by_code(code: int) -> str:
-    """What mpiexec's exit code adds to a line on a rank that was gone without a word."""
+def exit_code_hint(code: int) -> str:
+    """Explain mpiexec's exit code, to follow the error line about a rank that exited silently."""
     if code == 1:
-        return f". {_BY_ONE}"
-    number = code - 128 if code > 128 else code  # Open MPI's, and MPICH's
-    known = _BY_SIGNAL.get(number)
+        return f". {_EXIT_CODE_1_HINT}"
+    number = code - 128 if code > 128 else code  # Open MPI's code, or MPICH's
+    known = _SIGNAL_HINTS.get(number)
     return f". Exit code {code} is that of {signal.Signals(number).name}: {known}" if known else ""
 
 
 def job_variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells the ranks that their job may be started again, by this launcher or by Slurm: its
-    name, and how often it was. Nothing where neither was asked for."""
+    """Return the variables for ranks of a job that may be restarted, by this launcher or by Slurm.
+
+    The name of the job, and the number of restarts so far. Empty if neither restarts nor requeueing
+    was requested.
+    """
     if not (request.restarts or request.requeue):
         return {}
     requeued = environ.get("SLURM_RESTART_COUNT", "")
@@ -329,8 +364,11 @@ def job_variables(request: Request, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _new_name(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """A job of Slurm's keeps its number when it is requeued; the commands of its script are told
-    apart by what they are, and where."""
+    """Return a name for the job.
+
+    A Slurm job keeps its id when requeued. The commands of a Slurm script are distinguished by a
+    checksum of the command and its folder.
+    """
     slurm = environ.get("SLURM_JOB_ID")
     if not slurm:
         return time.strftime(f"%Y-%m-%d-%H%M%S-{os.getpid()}")

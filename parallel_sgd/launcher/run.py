@@ -1,8 +1,9 @@
-"""`parallel-sgd run`: start a script on N ranks, without the traps of doing it by hand.
+"""Start a script on N ranks: `parallel-sgd run`.
 
-It takes the mpiexec of the MPI that mpi4py is bound to, gives it the options that it needs here
-(root, more ranks than cores, the hostfile in its dialect), shares the cores among the ranks, prints
-the command, and runs it. Under Slurm, PBS, LSF or Grid Engine it leaves hosts and placing to them.
+Choose the mpiexec of the MPI that mpi4py is bound to, add the options needed on this machine (root,
+more ranks than cores, the hostfile in mpiexec's dialect), share the cores among the ranks, print
+the command, and run it. Under Slurm, PBS, LSF or Grid Engine the batch system chooses hosts and
+placement.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from ..errors import UserError
 from .batch_systems import Allocation, allocation
 from .cores import usable_cores
 from .hosts import MPICH, OPEN_MPI, Hostfile
-from .interfaces import interfaces, on_this_host
-from .job import CARRIER
+from .interfaces import interfaces, local_interface
+from .job import NOTICE_SIGNAL
 from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec
 from .options import Request, parse
 from .rank import main as run_as_rank
 from .reachable_hosts import Hosts
 from .restarts import Restarts, job_variables
 
-#: Each says how many threads one library starts in a rank, unless the user has set it.
+#: The number of threads that a library starts in a rank, for each library, unless set by the user.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -58,16 +59,16 @@ THREAD_VARIABLES = (
     "NUMBA_NUM_THREADS",
 )
 
-#: Variables of the user's that Open MPI shall give to ranks on other hosts.
-_PASSED_ON = (
+#: The user's variables that Open MPI exports to ranks on other hosts.
+_EXPORTED = (
     *(SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, WAIT_TIMEOUT_S),
     *(PREEMPT_ON, REQUEUE, JOB, RESTART),
     "PYTHONPATH",
 )
 
-#: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
-#: Some of its collectives give wrong sums after a failure: those are left out. To name one that is
-#: not in this Open MPI does no harm.
+#: Open MPI's options for fault tolerance, by a text that shows that the user has set the option.
+#: Some components of its collectives give wrong sums after a failure, and are excluded. Excluding a
+#: component that this Open MPI lacks does no harm.
 _SURVIVE_OPTIONS = {
     "with-ft": ("--with-ft", "ulfm"),
     "mca coll ": ("--mca", "coll", "^hcoll,portals4,han,cuda"),
@@ -76,19 +77,25 @@ _SURVIVE_OPTIONS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What is run for it: a command, and what is added to the environment."""
+    """A command to run, with the variables to add to its environment."""
 
     command: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def line(self) -> str:
-        """The same as a line for a shell."""
+        """Return the launch as a line for a shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
         return " ".join([*assignments, shlex.join(self.command)])
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
+    """Run `parallel-sgd run`, and return the job's exit code.
+
+    Started by a launcher and without -n, this process is a rank: run the script, and return 0.
+
+    Raises:
+        UserError: the job cannot be started.
+    """
     name = launcher_name()
     rank = parent_rank_process()
     if name is not None and rank is not None and ((launched_size() or 1) > 1 or parent_has_world()):
@@ -111,8 +118,8 @@ def main(argv: Sequence[str]) -> int:
         )
     vendor = bound_mpi()["vendor"]
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
-    seen = {TERMINAL: "1"} if output_is_terminal() and request.log_dir is None else {}
-    environ = {**_home(), **os.environ, **seen, **job_variables(request, os.environ)}
+    terminal = {TERMINAL: "1"} if output_is_terminal() and request.log_dir is None else {}
+    environ = {**_home_variable(), **os.environ, **terminal, **job_variables(request, os.environ)}
     batch = None if request.hostfile else allocation(environ)
     hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
     cores, root = usable_cores(), os.geteuid() == 0
@@ -123,9 +130,12 @@ def main(argv: Sequence[str]) -> int:
     return Restarts(request, launch, hosts, environ).run()
 
 
-def _home() -> dict[str, str]:
-    """A home folder, for where the environment names none: Open MPI does not start without. Where
-    the user has none, a path at which nobody can put settings or modules for this user."""
+def _home_variable() -> dict[str, str]:
+    """Return HOME, for an environment without it: Open MPI does not start without HOME.
+
+    If the user has no home folder, use a path at which nobody can put settings or modules for this
+    user.
+    """
     home = os.path.expanduser("~")
     return {"HOME": home if os.path.isabs(home) else os.devnull}
 
@@ -133,29 +143,31 @@ def _home() -> dict[str, str]:
 def plan(
     request: Request, mpiexec: Mpiexec, environ: Mapping[str, str], *, cores: int, root: bool
 ) -> Launch:
-    """The command and environment for a request. Reads nothing but its arguments.
+    """Return the command and environment for a request. Read nothing but the arguments.
 
     Args:
-        environ: the user's environment: what is set there stays.
-        cores: that this process may use; other hosts are taken to have as many.
-        root: whether this process is root's.
+        request: the user's request.
+        mpiexec: the mpiexec to use.
+        environ: the user's environment; variables set there stay.
+        cores: the number of cores usable by this process; other hosts are assumed to have as many.
+        root: True if this process runs as root.
 
     Raises:
-        UserError: the hostfile cannot be told to this mpiexec, or it cannot do what is asked.
+        UserError: this mpiexec cannot take the hostfile, or cannot do what is requested.
     """
     assert request.ranks is not None
     open_mpi = mpiexec.vendor == OPEN_MPI
     batch = None if request.hostfile else allocation(environ)
     if batch is not None and batch.cores is not None:
         cores = min(cores, batch.cores)
-    here = _most_ranks_on_a_host(request.ranks, request.hostfile, batch, open_mpi, cores)
-    added = _threads(environ, max(1, cores // here))
+    ranks_per_host = _most_ranks_on_a_host(request.ranks, request.hostfile, batch, open_mpi, cores)
+    added = _thread_variables(environ, max(1, cores // ranks_per_host))
     added[REQUESTED_RANKS] = str(request.ranks)
     added |= request.for_ranks | job_variables(request, environ)
-    if request.preempt_on:  # what mpiexec passes on, too
-        added[PREEMPT_ON] = f"{request.preempt_on},{CARRIER.name}"
+    if request.preempt_on:  # and the signal forwarded by mpiexec
+        added[PREEMPT_ON] = f"{request.preempt_on},{NOTICE_SIGNAL.name}"
     if request.survive:
-        _require_survival(mpiexec)
+        _require_fault_tolerant_mpi(mpiexec)
         added[SURVIVE] = "1"
 
     options = ["-n", str(request.ranks)]
@@ -167,15 +179,15 @@ def plan(
             options.append("--allow-run-as-root")
         if batch is None and "map-by" not in given and "oversubscribe" not in given:
             options += ["--map-by", ":OVERSUBSCRIBE"]
-        if "bind-to" not in given:  # it would pin each of two ranks to one core of many
+        if "bind-to" not in given:  # the default pins each of two ranks to a single core
             options += ["--bind-to", "none"]
-        if batch is None and here > cores and "mpi_yield_when_idle" not in given:
-            options += ["--mca", "mpi_yield_when_idle", "1"]  # its waiting ranks spin
+        if batch is None and ranks_per_host > cores and "mpi_yield_when_idle" not in given:
+            options += ["--mca", "mpi_yield_when_idle", "1"]  # else waiting ranks spin
         if request.survive:
             for shows, words in _SURVIVE_OPTIONS.items():
                 options += words if shows not in given else ()
-        if request.hostfile or batch:  # MPICH's passes on the whole environment
-            own = [FOLDER, *(name for name in _PASSED_ON if name in environ)]
+        if request.hostfile or batch:  # MPICH's mpiexec exports the whole environment
+            own = [FOLDER, *(name for name in _EXPORTED if name in environ)]
             options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
     if request.interface is not None:
         options += _interface_options(request.interface, mpiexec)
@@ -185,7 +197,7 @@ def plan(
     )
 
 
-def _require_survival(mpiexec: Mpiexec) -> None:
+def _require_fault_tolerant_mpi(mpiexec: Mpiexec) -> None:
     major = (mpiexec.version or "").partition(".")[0]
     if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
         mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
@@ -196,10 +208,13 @@ def _require_survival(mpiexec: Mpiexec) -> None:
 
 
 def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:
-    """What has mpiexec itself and its daemons talk over this network; ranks see to themselves."""
+    """Return the options for mpiexec's and its daemons' own network.
+
+    The ranks set theirs themselves.
+    """
     if mpiexec.vendor != OPEN_MPI:
-        return ("-iface", on_this_host(interface, interfaces()).name)
-    if interface == "lo" or interface.startswith("127."):  # its daemons never take that one
+        return ("-iface", local_interface(interface, interfaces()).name)
+    if interface == "lo" or interface.startswith("127."):  # the daemons never use the loopback
         return ()
     if (mpiexec.version or "").startswith(("1.", "2.", "3.", "4.")):
         return ("--mca", "oob_tcp_if_include", interface)
@@ -209,14 +224,14 @@ def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:
 def _most_ranks_on_a_host(
     ranks: int, hostfile: Hostfile | None, batch: Allocation | None, open_mpi: bool, cores: int
 ) -> int:
-    """How many ranks share the cores of the fullest host, as far as can be told."""
+    """Return the number of ranks sharing the cores of the fullest host, as far as known."""
     if hostfile:
         return hostfile.most_ranks_on_a_host(ranks, cores if open_mpi else 1)
     return math.ceil(ranks / batch.hosts) if batch and batch.hosts else ranks
 
 
-def _threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The thread variables that the user has not set; OMP_NUM_THREADS speaks for all."""
+def _thread_variables(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Return the thread variables not set by the user. OMP_NUM_THREADS counts for all of them."""
     wish = environ.get("OMP_NUM_THREADS", "")
     value = wish if wish.isdecimal() else str(threads)
     return {name: value for name in THREAD_VARIABLES if name not in environ}

@@ -1,7 +1,7 @@
-"""Copy what is written to files onto a terminal, until whoever writes is gone.
+"""Copy new text in log files to a terminal until the writer exits.
 
-``python -I -S show_log.py ENDS FILE TERMINAL [FILE TERMINAL …]``, by numbers of descriptors: a
-program of its own, which imports nothing of this package, so that it starts at once (`logs`).
+``python -I -S show_log.py ENDS FILE TERMINAL [FILE TERMINAL …]``, with numbers of descriptors. A
+separate program without imports from this package, so that it starts at once (see `rank_logs`).
 """
 
 import os
@@ -9,31 +9,31 @@ import select
 import signal
 import sys
 
-EVERY_MS = 50
+POLL_MS = 50
 
 
 def copy(file: int, terminal: int) -> bool:
-    """Copy what is new; whether that can go on."""
+    """Copy new text. Return False if the terminal is gone."""
     while chunk := os.read(file, 1 << 16):
         while chunk:
             try:
                 chunk = chunk[os.write(terminal, chunk) :]
-            except BlockingIOError:  # a terminal that others have made so
+            except BlockingIOError:  # the terminal was made non-blocking by another program
                 select.select([], [terminal], [], 1.0)
-            except OSError:  # nobody looks any more
+            except OSError:  # the terminal is gone
                 return False
     return True
 
 
-def main(ends: int, *pairs: int) -> None:
+def main(end_pipe: int, *pairs: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    over = select.poll()
-    over.register(ends, 0)
+    poller = select.poll()
+    poller.register(end_pipe, 0)
     shown = list(zip(pairs[::2], pairs[1::2], strict=True))
-    gone = False
-    while shown and not gone:
-        gone = bool(over.poll(EVERY_MS))
+    writer_gone = False
+    while shown and not writer_gone:
+        writer_gone = bool(poller.poll(POLL_MS))
         shown = [pair for pair in shown if copy(*pair)]
 
 

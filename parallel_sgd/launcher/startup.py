@@ -1,7 +1,8 @@
-"""The start of a job whose ranks survive each other: until they have made a learner, nobody does.
+"""Watch the start of a fault-tolerant job, until its ranks have made a learner.
 
-A rank that is gone before MPI is up is waited for by all others in MPI_Init, which no death ends
-there. So the launcher ends such a job, and may start it again: nothing has been trained on.
+Until then no failure is survived: if a rank exits before MPI is up, all remaining ranks wait for it
+in MPI_Init without end. So the launcher ends such a job, and may start it again: nothing has been
+trained yet.
 """
 
 from __future__ import annotations
@@ -12,83 +13,90 @@ from collections.abc import Mapping
 from ..communication.liveness.abort import GRACE_S
 from ..communication.liveness.rank_status import EXITED, FAILED, LOST, ON, TRAINS
 from .cleanup import ranks_running
-from .status_pipes import Notes
+from .status_pipes import RankReports
 
-#: Once a rank has signed on, mpiexec has made the processes of all others within so long.
-_STARTS_S = 3.0
+#: Once a rank has signed on, mpiexec has started the processes of all ranks within this time.
+_SIGN_ON_TIMEOUT_S = 3.0
 
 
 class StartupMonitor:
-    """
+    """Find ranks failing before the ranks of a fault-tolerant job have made their learner.
+
     Args:
-        notes: what the ranks tell.
-        ranks: of the job.
-        training: so many of them, the first ones, make a learner; the others are in reserve.
-        here: whether all are on this host.
+        reports: the ranks' reports.
+        ranks: the number of ranks of the job.
+        training: the number of ranks in training, the first ones; the remaining ranks are spares.
+        local: True if all ranks run on this host.
 
     Attributes:
-        lost: which rank was gone without a word before it was over, in a few words.
+        failure: a description of the rank that exited without a report during the start, or None.
 
     Local.
     """
 
-    def __init__(self, notes: Notes, ranks: int, training: int, *, here: bool) -> None:
-        self._notes, self._ranks, self._here = notes, ranks, here
+    def __init__(self, reports: RankReports, ranks: int, training: int, *, local: bool) -> None:
+        self._reports, self._ranks, self._local = reports, ranks, local
         self._training = frozenset(range(training))
-        self.lost: str | None = None
-        self._over = False
-        self._first_s: float | None = None  # when a rank had signed on
-        self._missing: set[int] = set()  # at the last look
+        self.failure: str | None = None
+        self._started = False
+        self._first_sign_on_s: float | None = None  # time of the first sign-on
+        self._missing: set[int] = set()  # at the last check
 
     @property
-    def is_over(self) -> bool:
-        """Whether a rank that trains has made a learner. All make it together: so MPI is up on all,
-        and they go on by themselves, wherever one dies. (Some may be at work before others, which
-        have as much to do yet, can say so.)"""
-        self._over = self._over or bool(self._training & self._notes.ranks(TRAINS))
-        return self._over
+    def has_started(self) -> bool:
+        """True if a rank in training has made a learner: from then on failures are survived.
 
-    def note_gone(
-        self, processes: Mapping[int, str], said: Mapping[int, str], since_s: float
+        All ranks make the learner together, so MPI is up on every rank. Some ranks may report the
+        learner later than the first, because each has work to do before its report.
+        """
+        self._started = self._started or bool(self._training & self._reports.ranks_with(TRAINS))
+        return self._started
+
+    def record_exits(
+        self, processes: Mapping[int, str], exit_reasons: Mapping[int, str], since_s: float
     ) -> None:
-        """Ranks are gone.
+        """Record ranks that have exited.
 
         Args:
-            processes: which they were, by rank, in the order in which they went.
-            said: why ranks have ended, by rank, of those that have said it.
-            since_s: when they were still there, as `time.time` tells it.
+            processes: a description of each process by rank, in the order of exit.
+            exit_reasons: the reported reason of exit by rank.
+            since_s: a time at which these ranks still ran, by `time.time`.
         """
-        silent = [rank for rank in processes if rank not in said]
-        if silent and not self._ended_by(since_s):
-            self._lose(f"rank {silent[0]} ({processes[silent[0]]})")
+        silent = [rank for rank in processes if rank not in exit_reasons]
+        if silent and not self._was_reported_before(since_s):
+            self._set_failure(f"rank {silent[0]} ({processes[silent[0]]})")
 
-    def _ended_by(self, time_s: float) -> bool:
-        """Whether a rank may have ended the others by then, for a failure of the program or a wait
-        in vain. (It waits before it does. Who hears of a death says LOST at once.)"""
-        waits = [note.time_s + GRACE_S for note in self._notes.of(LOST)]
-        return bool(self._notes.of(FAILED)) or min(waits, default=math.inf) < time_s
+    def _was_reported_before(self, time_s: float) -> bool:
+        """Return True if a rank may have ended the job by then, after an error or a timeout.
 
-    def look(self, now: float, said: Mapping[int, str]) -> None:
-        """Find ranks that were gone elsewhere; or before they could sign on, so that this host has
-        no process of them. To be called every now and then.
+        After a timeout a rank reports LOST, waits `GRACE_S`, and then ends the job. A rank notified
+        of a failure by MPI reports LOST at once, and ends nothing.
+        """
+        waits = [report.time_s + GRACE_S for report in self._reports.of_kinds(LOST)]
+        return bool(self._reports.of_kinds(FAILED)) or min(waits, default=math.inf) < time_s
+
+    def check(self, now: float, exit_reasons: Mapping[int, str]) -> None:
+        """Find ranks that have exited on remote hosts or before signing on. Call it regularly.
+
+        A rank without a sign-on is noticed by the absence of its process on this host.
 
         Args:
-            now: on the monotonic clock.
-            said: why ranks have ended, by rank, of those that have said it.
+            now: the time, by the monotonic clock.
+            exit_reasons: the reported reason of exit by rank.
         """
-        for note in self._notes.of(EXITED):
-            self.note_gone({note.rank: "on another host"}, said, note.time_s)
-        signed_on = self._notes.ranks(ON)
-        if not self._here or self.is_over or not signed_on or len(signed_on) == self._ranks:
+        for report in self._reports.of_kinds(EXITED):
+            self.record_exits({report.rank: "on another host"}, exit_reasons, report.time_s)
+        signed_on = self._reports.ranks_with(ON)
+        if not self._local or self.has_started or not signed_on or len(signed_on) == self._ranks:
             return
-        self._first_s = self._first_s or now
-        if now - self._first_s < _STARTS_S:
+        self._first_sign_on_s = self._first_sign_on_s or now
+        if now - self._first_sign_on_s < _SIGN_ON_TIMEOUT_S:
             return
         before = self._missing
-        self._missing = set(range(self._ranks)) - signed_on - ranks_running(self._notes.folder)
+        self._missing = set(range(self._ranks)) - signed_on - ranks_running(self._reports.folder)
         if missing := self._missing & before:
-            self._lose(f"rank {min(missing)}")
+            self._set_failure(f"rank {min(missing)}")
 
-    def _lose(self, rank: str) -> None:
-        if self.lost is None and not self.is_over:
-            self.lost = f"{rank} was gone without a word before the ranks had made a learner"
+    def _set_failure(self, rank: str) -> None:
+        if self.failure is None and not self.has_started:
+            self.failure = f"{rank} was gone without a word before the ranks had made a learner"

@@ -1,8 +1,9 @@
-"""What ranks tell the launcher: by the pipe that each of them holds open, else by files.
+"""Read the ranks' reports to the launcher, from pipes and from files.
 
-A pipe takes what is told without a folder, an inode or room on a disk. The launcher's folder may be
-gone by then (what cleans temporary files removes it from under a long job), or the disk be full. A
-rank on another host has no pipe: it writes files, if the hosts share the folder.
+Each rank on the launcher's host holds a pipe open and writes its reports into the pipe. A pipe
+needs no folder, no inode and no room on a disk: during a long job the launcher's folder may be
+removed (by a cleaner of temporary files), or the disk may fill up. A rank on a remote host has no
+pipe: it writes files, if the hosts share the folder.
 """
 
 from __future__ import annotations
@@ -17,104 +18,106 @@ from pathlib import Path
 
 from ..communication.liveness.rank_status import END_STATUSES, ERROR, PROCESS, SHARED_ERROR
 
-_READS_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Note:
-    """What a rank has told.
+class RankReport:
+    """A report of a rank.
 
     Attributes:
-        what: one of the suffixes of `attendance`; some have a number before it ("3.begun").
-        time_s: when, as `time.time` of its host tells it.
-        text: more, for some.
+        kind: one of the suffixes in `rank_status`, some with a number before it ("3.begun").
+        time_s: the time of the report, by `time.time` of the rank's host.
+        text: further text, for some kinds.
     """
 
     rank: int
-    what: str
+    kind: str
     time_s: float
     text: str = ""
 
 
-class Notes:
-    """Those of one job's ranks.
+class RankReports:
+    """All reports of one job's ranks.
 
     Args:
-        folder: the launcher's.
+        folder: the launcher's folder.
 
-    Holds a lock of the folder, which systemd-tmpfiles heeds. Local.
+    Holds a shared lock on the folder, respected by systemd-tmpfiles. Local.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        self._told: dict[tuple[int, str], Note] = {}  # by pipes
-        self._errors: list[Note] = []  # by pipes, since `errors`
-        self._begun: dict[int, bytes] = {}  # the beginning of a line, by the pipe
+        self._by_rank_and_kind: dict[tuple[int, str], RankReport] = {}  # received by pipes
+        self._errors: list[RankReport] = []  # received by pipes, since `take_errors`
+        self._partial_lines: dict[int, bytes] = {}  # incomplete lines, by pipe
 
-    def take_in(self, pipes: Mapping[int, int]) -> None:
-        """Read what ranks have written into their pipes since the last time.
+    def read_pipes(self, pipes: Mapping[int, int]) -> None:
+        """Read the reports that ranks have written into their pipes since the last call.
 
         Args:
-            pipes: the rank of each, by its descriptor.
+            pipes: the rank by the descriptor of its pipe.
         """
         for pipe, rank in pipes.items():
-            data = self._begun.pop(pipe, b"")
-            with contextlib.suppress(BlockingIOError):  # that is all, so far
-                while more := os.read(pipe, _READS_BYTES):
+            data = self._partial_lines.pop(pipe, b"")
+            with contextlib.suppress(BlockingIOError):  # no more data for now
+                while more := os.read(pipe, _READ_BYTES):
                     data += more
             *lines, rest = data.split(b"\n")
             if rest:
-                self._begun[pipe] = rest
+                self._partial_lines[pipe] = rest
             for line in lines:
-                self._note(rank, line)
+                self._add(rank, line)
 
-    def _note(self, rank: int, line: bytes) -> None:
-        time_s, what, text = json.loads(line)
-        if what.endswith((f".{ERROR}", f".{SHARED_ERROR}")):
-            self._errors.append(Note(rank, what, time_s, text))
+    def _add(self, rank: int, line: bytes) -> None:
+        time_s, kind, text = json.loads(line)
+        if kind.endswith((f".{ERROR}", f".{SHARED_ERROR}")):
+            self._errors.append(RankReport(rank, kind, time_s, text))
             return
-        if (
-            what in END_STATUSES
-        ):  # which takes the place of another one: the rank knows which one holds
+        if kind in END_STATUSES:  # replaces the rank's earlier reason of exit
             for word in END_STATUSES:
-                self._told.pop((rank, word), None)
-        self._told[rank, what] = Note(rank, what, time_s, text)
+                self._by_rank_and_kind.pop((rank, word), None)
+        self._by_rank_and_kind[rank, kind] = RankReport(rank, kind, time_s, text)
 
-    def errors(self) -> list[Note]:
-        """Those that ranks have handed over since the last call."""
+    def take_errors(self) -> list[RankReport]:
+        """Return the errors received since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
-    def of(self, *kinds: str) -> list[Note]:
-        """All of these kinds, but `PROCESS`, the oldest first."""
-        found = [note for note in self._told.values() if note.what.rpartition(".")[2] in kinds]
+    def of_kinds(self, *kinds: str) -> list[RankReport]:
+        """Return all reports of these kinds, except `PROCESS`, the oldest first."""
+        found = [
+            report
+            for report in self._by_rank_and_kind.values()
+            if report.kind.rpartition(".")[2] in kinds
+        ]
         paths = [path for kind in kinds for path in self.folder.glob(f"*.{kind}")]
         for path in paths:
-            rank, _, what = path.name.partition(".")
-            with contextlib.suppress(OSError):  # its rank has taken it back, or a disk fails
+            rank, _, kind = path.name.partition(".")
+            with contextlib.suppress(OSError):  # withdrawn by its rank, or a disk error
                 text = os.fsdecode(path.read_bytes()).strip()
-                found.append(Note(int(rank), what, path.stat().st_mtime, text))
-        return sorted(found, key=lambda note: note.time_s)
+                found.append(RankReport(int(rank), kind, path.stat().st_mtime, text))
+        return sorted(found, key=lambda report: report.time_s)
 
-    def ranks(self, *kinds: str) -> set[int]:
-        """Those that have told any of these kinds."""
-        return {note.rank for note in self.of(*kinds)}
+    def ranks_with(self, *kinds: str) -> set[int]:
+        """Return the ranks with a report of any of these kinds."""
+        return {report.rank for report in self.of_kinds(*kinds)}
 
-    def process(self, rank: int) -> str:
-        """The number of a rank's process on this host; nothing where none has said it yet."""
-        note = self._told.get((rank, PROCESS))
-        return "" if note is None else note.text
+    def pid(self, rank: int) -> str:
+        """Return the process id of a rank on this host, or "" if the rank has not reported it."""
+        report = self._by_rank_and_kind.get((rank, PROCESS))
+        return "" if report is None else report.text
 
     @property
-    def folder_is_there(self) -> bool:
-        """Whether who has no pipe can tell anything."""
+    def folder_exists(self) -> bool:
+        """True if the folder is still there, so that ranks without a pipe can report."""
         with contextlib.suppress(OSError):
             return os.path.samestat(os.fstat(self._directory), self.folder.stat())
         return False
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder, and release its lock."""
         os.close(self._directory)

@@ -1,5 +1,4 @@
-"""What the ranks of a job tell of themselves, and which is gone first, as `parallel-sgd run` sees
-it."""
+"""Watch the ranks of a job for `parallel-sgd run`: their reports, and the order of their exits."""
 
 from __future__ import annotations
 
@@ -40,41 +39,46 @@ from ..communication.timeouts import TIMEOUT_S
 from .cleanup import MPIEXEC, locked_folder, remove, remove_leftovers
 from .rank_errors import RankErrors
 from .startup import StartupMonitor
-from .status_pipes import Note, Notes
+from .status_pipes import RankReport, RankReports
 
-#: How many descriptors the launcher needs besides one for each rank.
-_SPARE = 64
+#: Descriptors that the launcher needs in addition to one for each rank.
+_OTHER_DESCRIPTORS = 64
 
-#: A job of which a rank has said that it fails ends within so many seconds, or is ended.
-_ENDS_S = 20.0
+#: Once a rank has reported a failure, or all ranks have exited, mpiexec gets this long to end.
+_END_TIMEOUT_S = 20.0
 
-#: How often the launcher looks what the ranks do. Where it was stopped itself that does not count.
-_LOOKS_EVERY_S = 1.0
+#: Interval between two checks of the ranks. Time in which the launcher was stopped is not counted.
+_POLL_INTERVAL_S = 1.0
 
-#: A process that has closed its pipe as it ends is gone after so many seconds.
-_DIES_S = 0.2
+#: Longest time between the close of an exiting process's pipe and the end of the process.
+_EXIT_TIMEOUT_S = 0.2
 
-#: How long the kernel may take to end killed ranks.
-_ENDING_S = 10.0
+#: Longest wait for the kernel to end killed ranks.
+_KILL_TIMEOUT_S = 10.0
 
 
 class Supervisor:
-    """The folder in which the ranks sign on and off. A `with` block of one job.
+    """Collect the reports of a job's ranks and watch their processes. A `with` block of one job.
 
-    Each rank holds the writing end of a pipe for as long as it lives, and the kernel keeps the
-    order in which those ends are closed. That comes before mpiexec hears of a rank's end and kills
-    the others; the end of a process itself, as process descriptors tell it, may come after.
+    Each rank holds the writing end of a pipe until its process ends. The kernel keeps the order in
+    which the pipes are closed. A pipe is closed before mpiexec notices the rank's exit and kills
+    the remaining ranks; a process descriptor may report the exit later than that.
+
+    If some ranks run on remote hosts, no rank is named as the first to exit: a remote rank may have
+    ended the job.
 
     Args:
-        ranks: how many the job has, here and elsewhere.
-        shared: where to make the folder so that ranks on other hosts find it, too; None: those
-            cannot tell anything.
-        training: so many of them, the first ones, train, and survive each other once they have made
-            a learner; None: the job ends with the first one that dies.
-        here: whether it is known that all of them are on this host.
-        prints: whether to print their errors: once what several ranks say.
+        ranks: the number of ranks of the job, on all hosts.
+        shared: a folder shared by all hosts, for the launcher's own folder. None: ranks on remote
+            hosts cannot report anything.
+        training: the number of ranks in training, the first ones of the job. These recover from
+            failures once they have made a learner. None: the first failure ends the job.
+        local: True if all ranks are known to run on this host.
+        prints: print the ranks' errors, and an error shared by several ranks only once.
 
-    Where some of them are on other hosts nobody is named: a rank there may have ended the job.
+    Attributes:
+        environ: the variables to add to the ranks' environment.
+        all_stopped: an error line, if the job was ended because all ranks were stopped (SIGSTOP).
     """
 
     def __init__(
@@ -83,195 +87,205 @@ class Supervisor:
         shared: Path | None = None,
         *,
         training: int | None = None,
-        here: bool = False,
+        local: bool = False,
         prints: bool = False,
     ) -> None:
-        self.ranks, self._shared, self._training, self._here = ranks, shared, training, here
-        self._prints, self._errors = prints, RankErrors(ranks)
-        self._start: StartupMonitor | None = None
-        self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
-        self._gone: list[int] = []  # in that order
-        self._replaced: set[int] = set()  # who has another program now
+        self.ranks, self._shared, self._training, self._local = ranks, shared, training, local
+        self._prints, self._rank_errors = prints, RankErrors(ranks)
+        self._startup: StartupMonitor | None = None
+        self._pipes: dict[int, int] = {}  # rank by descriptor of its pipe
+        self._exited: list[int] = []  # in order of exit
+        self._with_other_program: set[int] = set()  # ranks that have called exec
         self._heartbeat_table: HeartbeatTable | None = None
-        self._looked, self._polled_s = time.monotonic(), time.time()
-        self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
-        self._killed: int | None = None  # who was gone before any rank had said what is wrong
-        self.all_stopped: str | None = None  #: that the job is ended for that, in a line
+        self._last_check, self._polled_s = time.monotonic(), time.time()
+        self._failed_s = self._stopped_s = self._all_exited_s = 0.0  # duration of each condition
+        self._killed_rank: int | None = None  # exited before any reported failure
+        self.all_stopped: str | None = None
 
     def __enter__(self) -> Supervisor:
         remove_leftovers(self._shared)
-        here = self._shared is None
+        local = self._shared is None
         self._make_folder()
-        self._notes = Notes(self._folder)
+        self._reports = RankReports(self._folder)
         if self._training is not None:
-            self._start = StartupMonitor(self._notes, self.ranks, self._training, here=here)
-        self.environ = {FOLDER: str(self._folder)}  #: for the ranks
+            self._startup = StartupMonitor(self._reports, self.ranks, self._training, local=local)
+        self.environ = {FOLDER: str(self._folder)}
         if self._prints:
             self.environ[ERRORS] = "1"
-        self._ends = select.epoll()
-        if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
+        self._epoll = select.epoll()
+        if self.ranks + _OTHER_DESCRIPTORS <= os.sysconf("SC_OPEN_MAX"):
             self._watch()
         return self
 
     def _make_folder(self) -> None:
         if self._shared is not None:
-            with contextlib.suppress(OSError):  # it cannot be written to, or has no locks
+            with contextlib.suppress(OSError):  # not writable, or without locks
                 self._folder, self._lock = locked_folder(self._shared.resolve())
                 return
         self._shared = None
         self._folder, self._lock = locked_folder()
 
     def _watch(self) -> None:
-        """Make a pipe for each rank; none where there cannot be one for each."""
+        """Make a pipe for every rank, or none if a pipe cannot be made for every rank."""
         try:
             for rank in range(self.ranks):
                 path = self._folder / f"{rank}.{PROCESS}"
                 os.mkfifo(path)
                 pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._pipes[pipe] = rank
-                self._ends.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
-            if self._shared is None:  # a board is of one host, and its ranks make one themselves
+                self._epoll.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
+            if self._shared is None:  # with remote hosts each host's ranks make their own
                 self._heartbeat_table = make_heartbeat_table(self._folder / FILE, self.ranks)
         except OSError:
             self._close_pipes()
 
-    def look(self) -> None:
-        """Take in who is gone since the last look, in that order. To be called every now and then:
-        the kernel puts a pipe that is opened in line, too, until it has been looked at."""
+    def check(self) -> None:
+        """Record the ranks that have exited since the last call, in their order. Call it regularly.
+
+        A pipe opened by a rank is queued by the kernel like a closed pipe, until the next call.
+        """
         if not self._pipes:
             return
         since_s, self._polled_s = self._polled_s, time.time()
-        closed = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
-        self._notes.take_in(self._pipes)  # also what those have said before
-        self._errors.take(self._notes.errors())
-        gone = [rank for rank in closed if not self._lives_on(rank)]
-        if not gone:
+        closed = [self._pipes[pipe] for pipe, _ in self._epoll.poll(0, self.ranks)]
+        self._reports.read_pipes(self._pipes)  # including the last reports of those that exited
+        self._rank_errors.take(self._reports.take_errors())
+        exited = [rank for rank in closed if not self._has_other_program(rank)]
+        if not exited:
             return
-        self._gone += gone
-        said = self.said()
-        if self._start is not None:
-            processes = {rank: f"pid {self._process(rank)}" for rank in gone}
-            self._start.note_gone(processes, said, since_s)
-        silent = [rank for rank in gone if rank not in said]
-        if silent and self._killed is None and not self._may_be_a_consequence():
-            self._killed = silent[0]
+        self._exited += exited
+        exit_reasons = self.exit_reasons()
+        if self._startup is not None:
+            processes = {rank: f"pid {self._pid(rank)}" for rank in exited}
+            self._startup.record_exits(processes, exit_reasons, since_s)
+        silent = [rank for rank in exited if rank not in exit_reasons]
+        if silent and self._killed_rank is None and not self._may_follow_from_failure():
+            self._killed_rank = silent[0]
 
     def print_errors(self) -> None:
-        """Print what errors of the ranks are left. To be called when the job has ended."""
-        self.look()
-        self._errors.print_rest()
+        """Print all remaining errors of the ranks. Call it when the job has ended."""
+        self.check()
+        self._rank_errors.print_rest()
 
-    def _lives_on(self, rank: int) -> bool:
-        """Whether the process of a rank that has closed its pipe is still there: it has replaced
-        its program (os.execv) by one that does not say anything any more."""
-        process = self._process(rank)
-        until = time.monotonic() + _DIES_S
+    def _has_other_program(self, rank: int) -> bool:
+        """Return True if a rank has closed its pipe, but its process still runs.
+
+        Such a rank has replaced its program (os.execv) by a program without reports.
+        """
+        process = self._pid(rank)
+        until = time.monotonic() + _EXIT_TIMEOUT_S
         while process and is_running(int(process)):
             if time.monotonic() > until:
-                self._replaced.add(rank)
+                self._with_other_program.add(rank)
                 return True
             time.sleep(0.001)
         return False
 
-    def note_mpiexec(self, pid: int) -> None:
-        """It has started: the next launcher removes what it leaves, if this one is killed."""
-        with contextlib.suppress(OSError):  # a full disk, say
+    def record_mpiexec(self, pid: int) -> None:
+        """Record mpiexec's process id, for the next launcher to clean up if this one is killed."""
+        with contextlib.suppress(OSError):  # for example a full disk
             (self._folder / MPIEXEC).write_text(str(pid))
 
     @property
-    def all_here(self) -> bool:
-        """Whether all ranks have signed on on this host, as far as can be told. Local."""
-        return bool(self._pipes) and all(map(self._process, self._pipes.values()))
+    def all_local(self) -> bool:
+        """True if all ranks are known to have signed on on this host. Local."""
+        return bool(self._pipes) and all(map(self._pid, self._pipes.values()))
 
-    def _may_be_a_consequence(self) -> bool:
-        """Whether a rank has said what is wrong, and by now may have ended the others for it. It
-        waits for `GRACE_S` before: what is gone until then had no time to. What ranks elsewhere
-        say may be late, or never come here."""
+    def _may_follow_from_failure(self) -> bool:
+        """Return True if an exit may be the consequence of a failure reported by another rank.
+
+        A rank that reports a failure waits `GRACE_S` before it ends the job, so an exit before that
+        has another cause. Reports from remote hosts may be late or missing.
+        """
         now = time.time()
-        told = [note.time_s for note in self._told(FAILED, LOST)]
-        return not self.all_here or any(not 0 <= now - time_s < GRACE_S for time_s in told)
+        reports = [report.time_s for report in self._reports_of(FAILED, LOST)]
+        return not self.all_local or any(not 0 <= now - time_s < GRACE_S for time_s in reports)
 
-    def said(self) -> dict[int, str]:
-        """Why ranks have ended, by rank, of those that have said it; the first word of each."""
-        return {note.rank: note.what for note in reversed(self._told(*END_STATUSES))}
+    def exit_reasons(self) -> dict[int, str]:
+        """Return the reported reason of exit by rank.
 
-    @property
-    def all_left(self) -> bool:
-        """Whether all ranks have come to the end of the program."""
-        said = self.said()
-        return len(said) == self.ranks and {*said.values()} == {FINISHED}
-
-    def asked(self) -> bool:
-        """Whether any rank was asked to leave, as far as can be told."""
-        return bool(self._told(PREEMPTION_REQUESTED))
-
-    def seen(self) -> set[int]:
-        """Ranks that have signed on, as far as can be told, and may say how they end."""
-        return {note.rank for note in self._told(ON)} - self._replaced
+        If a rank has reported several, the first counts.
+        """
+        return {report.rank: report.kind for report in reversed(self._reports_of(*END_STATUSES))}
 
     @property
-    def is_deaf(self) -> bool:
-        """Whether ranks may have said something that does not reach this process: its folder is
-        gone, and not all hold a pipe."""
-        return not self.all_here and not self._notes.folder_is_there
+    def all_finished(self) -> bool:
+        """True if all ranks have reached the end of the program."""
+        exit_reasons = self.exit_reasons()
+        return len(exit_reasons) == self.ranks and {*exit_reasons.values()} == {FINISHED}
+
+    def was_asked_to_leave(self) -> bool:
+        """Return True if any rank is known to have received a preemption notice."""
+        return bool(self._reports_of(PREEMPTION_REQUESTED))
+
+    def signed_on(self) -> set[int]:
+        """Return the ranks known to have signed on and still able to report how they end."""
+        return {report.rank for report in self._reports_of(ON)} - self._with_other_program
+
+    @property
+    def may_miss_reports(self) -> bool:
+        """True if reports may be lost: the folder is gone, and not every rank holds a pipe."""
+        return not self.all_local and not self._reports.folder_exists
 
     @property
     def folder(self) -> Path:
-        return self._notes.folder
+        return self._reports.folder
 
-    def together(self) -> bool:
-        """Whether a rank has seen all others come to their end."""
-        return bool(self._told(ALL_FINISHED))
+    def saw_all_finish(self) -> bool:
+        """Return True if a rank has seen all ranks reach their end."""
+        return bool(self._reports_of(ALL_FINISHED))
 
-    def unfinished(self) -> bool:
-        """Whether some work of all ranks was begun, and nobody is left who brought it to its
-        end."""
+    def has_unfinished_session(self) -> bool:
+        """Return True if the ranks have begun a training session and no rank has finished it."""
         begun, over = (
-            {note.what.partition(".")[0] for note in self._told(what)} for what in (BEGUN, OVER)
+            {report.kind.partition(".")[0] for report in self._reports_of(what)}
+            for what in (BEGUN, OVER)
         )
         return not begun <= over
 
     def newest_checkpoint(self) -> str | None:
-        """That was written in this job; None where there is none, or it cannot be told."""
-        told = self._told(CHECKPOINT)
-        return told[-1].text or None if told else None
+        """Return the newest checkpoint known to be written in this job, or None."""
+        reports = self._reports_of(CHECKPOINT)
+        return reports[-1].text or None if reports else None
 
-    def killed(self) -> str | None:
-        """Which rank was gone without a word before any had said what is wrong, in a few words."""
-        self.look()
-        if self._killed is None:
+    def killed_rank(self) -> str | None:
+        """Describe the rank that exited without a report before any reported failure, or None."""
+        self.check()
+        if self._killed_rank is None:
             return None
-        return f"rank {self._killed} (pid {self._process(self._killed)}) was gone without a word"
+        return (
+            f"rank {self._killed_rank} (pid {self._pid(self._killed_rank)}) was gone without a word"
+        )
 
     @property
-    def lost_at_start(self) -> str | None:
-        """Which rank was gone without a word while those that survive each other did not yet do so,
-        in a few words."""
-        return None if self._start is None else self._start.lost
+    def failed_at_start(self) -> str | None:
+        """Describe the rank that exited without a report before any rank had a learner, or None."""
+        return None if self._startup is None else self._startup.failure
 
-    def does_not_end(self) -> str | None:
-        """Why the job has to be ended, in a line, where no rank can do that; None where it goes on.
-        To be asked every now and then."""
+    def reason_to_end(self) -> str | None:
+        """Return an error line if the job has to be ended from here, or None. Call it regularly."""
         now = time.monotonic()
-        if now - self._looked < _LOOKS_EVERY_S:
+        if now - self._last_check < _POLL_INTERVAL_S:
             return None
-        self._looked = now
-        if self._start is not None:
-            self._start.look(now, self.said())
-        if self.lost_at_start is not None:
-            return self.lost_at_start
-        failed = {FAILED, LOST} & {*self.said().values()}
-        self._failed_s = self._failed_s + _LOOKS_EVERY_S if failed else 0.0
-        if self._failed_s > _ENDS_S:
-            return f"a rank has failed, and mpiexec has not ended the job within {_ENDS_S:g} s"
-        gone = self.all_here and len(self._gone) == self.ranks
-        self._gone_s = self._gone_s + _LOOKS_EVERY_S if gone else 0.0
-        if self._gone_s > _ENDS_S:
-            return f"all ranks have ended, and mpiexec has not within {_ENDS_S:g} s"
+        self._last_check = now
+        if self._startup is not None:
+            self._startup.check(now, self.exit_reasons())
+        if self.failed_at_start is not None:
+            return self.failed_at_start
+        failed = {FAILED, LOST} & {*self.exit_reasons().values()}
+        self._failed_s = self._failed_s + _POLL_INTERVAL_S if failed else 0.0
+        if self._failed_s > _END_TIMEOUT_S:
+            return (
+                f"a rank has failed, and mpiexec has not ended the job within {_END_TIMEOUT_S:g} s"
+            )
+        exited = self.all_local and len(self._exited) == self.ranks
+        self._all_exited_s = self._all_exited_s + _POLL_INTERVAL_S if exited else 0.0
+        if self._all_exited_s > _END_TIMEOUT_S:
+            return f"all ranks have ended, and mpiexec has not within {_END_TIMEOUT_S:g} s"
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
         states = {line.state(now) for line in lines}
         stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}
-        self._stopped_s = self._stopped_s + _LOOKS_EVERY_S if stopped else 0.0
+        self._stopped_s = self._stopped_s + _POLL_INTERVAL_S if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
             self.all_stopped = (
@@ -280,83 +294,87 @@ class Supervisor:
         return self.all_stopped
 
     def show_stacks(self) -> None:
-        """Have the ranks on this host write where they are, into their logs."""
+        """Make the ranks on this host write their stacks into their logs."""
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
         reached = [line.signal(SHOW_STACKS) for line in lines]
         if any(reached):
             time.sleep(SHOWN_S)
 
-    def gone_without_a_word(self) -> str | None:
-        """Which rank that is, in a line; None where all have signed off, or it cannot be told. To
-        be asked when the job has ended."""
-        self.look()
-        said = self.said()
-        if self.all_stopped is not None or {FAILED, LOST} & {*said.values()}:
+    def silent_exit_line(self) -> str | None:
+        """Return an error line about the first rank to exit without a report, or None if unknown.
+
+        None also if all ranks have reported. Call it when the job has ended.
+        """
+        self.check()
+        exit_reasons = self.exit_reasons()
+        if self.all_stopped is not None or {FAILED, LOST} & {*exit_reasons.values()}:
             return None
-        silent = [rank for rank in self._gone if rank not in said]
-        if not self.all_here:
-            return self._gone_before_signing_on(silent)
+        silent = [rank for rank in self._exited if rank not in exit_reasons]
+        if not self.all_local:
+            return self._exit_before_sign_on_line(silent)
         if not silent:
             return None
         return (
-            f"rank {silent[0]} (pid {self._process(silent[0])}) was gone first, without a "
+            f"rank {silent[0]} (pid {self._pid(silent[0])}) was gone first, without a "
             "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
             "MPI_Abort"
         )
 
-    def _gone_before_signing_on(self, silent: Sequence[int]) -> str | None:
-        """Those that have not come so far, in a line, as far as that can be told.
+    def _exit_before_sign_on_line(self, silent: Sequence[int]) -> str | None:
+        """Return an error line about the ranks that have not signed on, or None if unknown.
 
         Args:
-            silent: who has, and was gone without a word.
+            silent: the ranks that have signed on and exited without a report.
         """
-        if not self._here or not self._pipes or not self._notes.folder_is_there:
+        if not self._local or not self._pipes or not self._reports.folder_exists:
             return None
-        names = in_words([rank for rank in self._pipes.values() if not self._process(rank)])
+        names = in_words([rank for rank in self._pipes.values() if not self._pid(rank)])
         also = f", and {in_words(silent)} without a word" if silent else ""
         return (
             f"{names} ended before signing on{also}: one of them was killed (for its memory, say), "
             "has crashed, or could not be started"
         )
 
-    def pass_on(self, number: signal.Signals) -> bool:
-        """Send a signal to the ranks on this host; whether there is one."""
-        self.look()
+    def send_signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the ranks on this host. Return True if there is such a rank."""
+        self.check()
         there = False
         for rank in self._pipes.values():
-            process = self._process(rank)
-            if process and rank not in self._gone:
+            process = self._pid(rank)
+            if process and rank not in self._exited:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(process), number)
                     there = True
         return there
 
-    def _end_the_rest(self) -> None:
-        """See that no rank on this host is left, when mpiexec has ended: it may have been killed
-        itself, and a rank be stopped. Waits `_ENDING_S` at most."""
-        deadline = time.monotonic() + _ENDING_S
-        while self.pass_on(signal.SIGKILL) and time.monotonic() < deadline:
+    def _kill_remaining(self) -> None:
+        """Kill the ranks left on this host after mpiexec's end. Wait up to `_KILL_TIMEOUT_S`.
+
+        mpiexec may have been killed itself, and a rank may be stopped.
+        """
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        while self.send_signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._end_the_rest()
+        self._kill_remaining()
         self.print_errors()
-        complete = self.all_left
-        self._ends.close()
+        complete = self.all_finished
+        self._epoll.close()
         self._close_pipes()
-        self._notes.close()
+        self._reports.close()
         remove(self._folder, self._lock, complete=complete)
 
-    def _told(self, *kinds: str) -> list[Note]:
-        """What ranks have told by now of these kinds, the oldest first."""
-        self._notes.take_in(self._pipes)
-        return self._notes.of(*kinds)
+    def _reports_of(self, *kinds: str) -> list[RankReport]:
+        """Return all reports of these kinds so far, the oldest first."""
+        self._reports.read_pipes(self._pipes)
+        return self._reports.of_kinds(*kinds)
 
-    def _process(self, rank: int) -> str:
-        """The number of a rank's process on this host; nothing where none has said it yet."""
-        if not self._notes.process(rank):
-            self._notes.take_in(self._pipes)
-        return self._notes.process(rank)
+    def _pid(self, rank: int) -> str:
+        """Return the process id of a rank on this host, or "" if the rank has not reported."""
+        if not self._reports.pid(rank):
+            self._reports.read_pipes(self._pipes)
+        return self._reports.pid(rank)
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes:

@@ -61,16 +61,16 @@ OURS = {
 #: Places that have no limit of their own, and what ends them.
 REASONS = {
     "command_line/cluster/namespaces.py: remove: while": "it has a deadline in its body",
-    "command_line/cluster/namespaces.py: _ran: run": "ip and tc talk to this kernel alone",
-    "command_line/doctor/command.py: _on_ranks: run": "that job is given --timeout-s",
-    "command_line/links.py: measured_links: run": "that job's ranks have a timeout_s",
-    "launcher/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "
-    "and the roll (does_not_end) end",
-    "launcher/supervisor.py: Supervisor._lives_on: while": "_DIES_S",
-    "launcher/job.py: _end: wait": "it has been sent SIGKILL",
+    "command_line/cluster/namespaces.py: _run_quietly: run": "ip and tc talk to this kernel alone",
+    "command_line/doctor/command.py: _run_ranks: run": "that job is given --timeout-s",
+    "command_line/links.py: measure_links: run": "that job's ranks have a timeout_s",
+    "launcher/job.py: _wait_until_ended: while": "the user's job, which --timeout-s, its ranks "
+    "and the supervisor (reason_to_end) end",
+    "launcher/supervisor.py: Supervisor._has_other_program: while": "_EXIT_TIMEOUT_S",
+    "launcher/job.py: _end_mpiexec: wait": "it has been sent SIGKILL",
     "launcher/cleanup.py: locked_folder: flock": "LOCK_NB",
-    "launcher/status_pipes.py: Notes.__init__: flock": "LOCK_NB",
-    "launcher/cleanup.py: _is_left_behind: flock": "LOCK_NB",
+    "launcher/status_pipes.py: RankReports.__init__: flock": "LOCK_NB",
+    "launcher/cleanup.py: _is_abandoned: flock": "LOCK_NB",
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",
     "communication/background.py: _wait_for_all: while": "likewise",

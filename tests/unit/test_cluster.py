@@ -17,7 +17,7 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line import cluster
 from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, links, namespaces
 from parallel_sgd.command_line.cluster import hosts as hosts_module
-from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
+from parallel_sgd.command_line.cluster.mpi import AGENT, mpi_settings
 from parallel_sgd.command_line.main import main
 from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, read_hostfile
 from parallel_sgd.launcher.job import JobEnd
@@ -56,7 +56,7 @@ def calls(monkeypatch, tmp_path):
 
 def example(folder, count=3, slots=1, mpi=OPEN_MPI):
     switch, names = namespaces.names_of(7, count)
-    made = EmulatedHosts(names, switch, folder, wiring(MPIS[mpi], folder), slots)
+    made = EmulatedHosts(names, switch, folder, mpi_settings(MPIS[mpi], folder), slots)
     (folder / "hosts").write_text(made.hostfile)
     return made
 
@@ -108,7 +108,7 @@ def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, ca
     files = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     for folder, path in zip((left, own, tmp_path / f"psgd-hosts-{GONE}-x"), files, strict=True):
         folder.mkdir()
-        (folder / "written").write_text(str(path))
+        (folder / "hostfile_written").write_text(str(path))
         path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")
     files[2].write_text("node1\n")  # the user has put another in its place
     assert main(["cluster", "--remove"]) == 0
@@ -175,7 +175,7 @@ def test_another_signal_waits_until_the_hosts_are_removed():
     done = []
 
     def removal():
-        with namespaces.undisturbed():
+        with namespaces.signals_blocked():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -251,16 +251,16 @@ def test_the_command_keeps_its_own_options(calls, monkeypatch, tmp_path, capsys,
 def test_a_hostfile_of_others_is_left_alone(tmp_path):
     path, folder = tmp_path / "hosts", tmp_path / "folder"
     folder.mkdir()
-    with hostfile.written(path, "host slots=1\n", folder):
+    with hostfile.hostfile_written(path, "host slots=1\n", folder):
         assert path.read_text().endswith("\nhost slots=1\n")
         with pytest.raises(UserError, match=f"belongs to hosts that process {os.getpid()} has"):
-            hostfile.require_free(path)
+            hostfile.require_free_path(path)
         path.write_text("node1\n")
     assert path.read_text() == "node1\n"
     with pytest.raises(UserError, match="give another name"):
-        hostfile.require_free(path)
+        hostfile.require_free_path(path)
     path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")  # its record is gone with the folder
-    with hostfile.written(path, "host slots=1\n", folder):
+    with hostfile.hostfile_written(path, "host slots=1\n", folder):
         pass
     assert not path.exists()
 

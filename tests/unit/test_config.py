@@ -233,7 +233,7 @@ def test_every_option_is_read():
         for kind in [*ALGORITHMS.values(), *OPTIMIZERS.values()]
         for option in all_options(kind)
     } | of_adjusting
-    named = {"auto_minibatch_size", "auto_learning_rate"}  # in `ADJUSTING`
+    named = {"auto_minibatch_size", "auto_learning_rate"}  # in `ADJUSTMENTS`
     own = {action.dest for action in settable(parser())} - of_classes - named
     assert own - in_train == set()
     assert of_classes - attributes_read(PACKAGE) == set()

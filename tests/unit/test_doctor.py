@@ -14,12 +14,12 @@ import pytest
 
 from parallel_sgd import simulate
 from parallel_sgd.command_line.doctor import checks, command, ranks, speed
-from parallel_sgd.command_line.doctor.facts import Facts, collected
+from parallel_sgd.command_line.doctor.facts import Facts, collect_facts
 from parallel_sgd.command_line.doctor.finding import Finding
 from parallel_sgd.command_line.doctor.network import (
     Pair,
     clock_offsets,
-    measured_pairs,
+    measure_pairs,
     rounds_of_pairs,
 )
 from parallel_sgd.command_line.main import main
@@ -59,10 +59,10 @@ def one_is(**changed: Any) -> list[Facts]:
 
 def test_a_sound_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(INTERFACE, raising=False)
-    found = ranks.judged(HOSTS, [0.0, 0.01, -0.2], pairs_of("abc"))
+    found = ranks.run_checks(HOSTS, [0.0, 0.01, -0.2], pairs_of("abc"))
     assert {one.level for one in found} == {"ok"}
     assert len({one.check for one in found}) == len(found) == 11
-    alone = ranks.judged(HOSTS[:1], [0.0], [])
+    alone = ranks.run_checks(HOSTS[:1], [0.0], [])
     assert {one.level for one in alone} == {"ok"}
 
 
@@ -181,7 +181,7 @@ def test_ranks_measure_every_pair_of_hosts() -> None:
     """By the first ranks of each; three hosts, of which one has two ranks."""
 
     def body(comm: Any) -> Any:
-        return measured_pairs(comm, ["a", "b", "b", "c"]), clock_offsets(comm)
+        return measure_pairs(comm, ["a", "b", "b", "c"]), clock_offsets(comm)
 
     (pairs, offsets), *others = simulate(4, body, timeout_s=20)
     assert all(pairs == theirs for theirs, _ in others)
@@ -191,11 +191,11 @@ def test_ranks_measure_every_pair_of_hosts() -> None:
 
 
 def test_facts_of_this_machine() -> None:
-    facts = collected("here", measures=True)
+    facts = collect_facts("here", measures=True)
     assert facts.axpy > 1e8 and facts.product > 1e7
     assert set(facts.versions) == {"parallel_sgd", "python", "numpy", "numba", "mpi4py", "MPI"}
     assert facts.shared_memory is None or facts.shared_memory[0] >= facts.shared_memory[1]
-    assert collected("here", measures=False).versions == {}
+    assert collect_facts("here", measures=False).versions == {}
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_ranks_that_do_not_come_are_a_problem(
     alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone.setattr(command, "_mpi", lambda: [Finding("mpi", "ok", "fits")])
+    alone.setattr(command, "_check_mpi", lambda: [Finding("mpi", "ok", "fits")])
     alone.setattr(sys, "executable", "/bin/false")
     assert main(["doctor", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -223,7 +223,7 @@ def test_without_an_mpi_no_ranks_are_started(
         raise UserError("mpi4py must find an MPI library")
 
     alone.setattr(command, "bound_mpi", none)
-    alone.setattr(command, "_on_ranks", None)
+    alone.setattr(command, "_run_ranks", None)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("PROBLEM  mpi: mpi4py must find an MPI library\n         to do: pip")

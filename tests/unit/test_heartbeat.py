@@ -155,31 +155,31 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
     processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And kills what is left of it."""
-    monkeypatch.setattr("parallel_sgd.launcher.supervisor._LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr("parallel_sgd.launcher.supervisor._POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(
-        "parallel_sgd.launcher.supervisor._ENDING_S", 0.1
+        "parallel_sgd.launcher.supervisor._KILL_TIMEOUT_S", 0.1
     )  # the pipes are held here
-    with Supervisor(3) as roll:
-        heartbeat_table = make_heartbeat_table(Path(roll.environ[FOLDER], "board"), 3)
+    with Supervisor(3) as supervisor:
+        heartbeat_table = make_heartbeat_table(Path(supervisor.environ[FOLDER], "board"), 3)
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()
             heartbeat_table.write(Heartbeat(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
-            pipe = os.open(Path(roll.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
+            pipe = os.open(Path(supervisor.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
             os.write(pipe, json.dumps([0, PROCESS, str(pid)]).encode() + b"\n")
         gone = subprocess.Popen(["true"])  # one that has died, and whom the others survive
         line = Heartbeat(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
         gone.wait()
         heartbeat_table.write(line)
-        os.close(os.open(Path(roll.environ[FOLDER], f"2.{PROCESS}"), os.O_WRONLY))
+        os.close(os.open(Path(supervisor.environ[FOLDER], f"2.{PROCESS}"), os.O_WRONLY))
         processes[0].send_signal(signal.SIGSTOP)
         for _ in range(5):
             time.sleep(0.06)
-            assert roll.does_not_end() is None
+            assert supervisor.reason_to_end() is None
         processes[1].send_signal(signal.SIGSTOP)
         until, said = time.monotonic() + 10, None
         while said is None and time.monotonic() < until:
-            said = roll.does_not_end()
+            said = supervisor.reason_to_end()
         assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
-        assert judge(1, roll, survive=False) == Outcome(Ending.LOST, said)
-        assert roll.gone_without_a_word() is None
+        assert judge(1, supervisor, survive=False) == Outcome(Ending.LOST, said)
+        assert supervisor.silent_exit_line() is None
     assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL

@@ -217,7 +217,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
         ranks = int(command[command.index("-n") + 1])
-        told = f"a word of MPI's\n{json.dumps(simulate(ranks, links.measured_on)[0])}\n"
+        told = f"a word of MPI's\n{json.dumps(simulate(ranks, links.measure_on)[0])}\n"
         return subprocess.CompletedProcess(command, 0, stdout=told)
 
     monkeypatch.setattr(links.subprocess, "run", run)
@@ -246,7 +246,7 @@ def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> 
 def test_the_table_of_links(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
 ) -> None:
-    monkeypatch.setattr(links, "LONGEST_S", 0.5)
+    monkeypatch.setattr(links, "MAX_SECONDS", 0.5)
     Path("hosts").write_text("one slots=3\ntwo\n")
     lines = told(capsys, "--links", "--hostfile", "hosts").splitlines()
     assert started[0][5:8] == ["4", "--hostfile", "hosts"]
@@ -286,7 +286,7 @@ def test_under_mpiexec_its_ranks_are_measured(
             world.append(comm)
             assert main(["info", "--links", "--json"]) == 0
         else:
-            links.measured_on(comm)
+            links.measure_on(comm)
 
     simulate(2, rank)
     assert json.loads(capsys.readouterr().out)["links"]["ranks"] == 2

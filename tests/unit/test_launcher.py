@@ -449,7 +449,7 @@ def test_a_child_of_a_rank_that_is_alone_starts_ranks_until_a_world_is_made(
 
 def test_a_home_folder_where_the_environment_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    assert os.path.isabs(launcher._home()["HOME"])
+    assert os.path.isabs(launcher._home_variable()["HOME"])
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nor has the user one
     with pytest.raises(NotADirectoryError):  # not where others could put settings or modules
-        os.makedirs(f"{launcher._home()['HOME']}/.openmpi")
+        os.makedirs(f"{launcher._home_variable()['HOME']}/.openmpi")

@@ -172,8 +172,8 @@ def test_logs_of_ranks(tmp_path, victim):
         [
             sys.executable,
             "-c",
-            "import sys; from parallel_sgd.launcher.rank_logs import to_log\n"
-            "try: to_log(sys.argv[1], 0)\nexcept ValueError as error: print(error)",
+            "import sys; from parallel_sgd.launcher.rank_logs import redirect_output\n"
+            "try: redirect_output(sys.argv[1], 0)\nexcept ValueError as error: print(error)",
             str(tmp_path / "logs"),
         ],
         capture_output=True,
@@ -214,7 +214,7 @@ def test_temporary_folders_are_private(tmp_path, monkeypatch):
     before = os.umask(0)
     try:
         with Supervisor(2) as one, Supervisor(2) as other:
-            folders = [Path(*roll.environ.values()) for roll in (one, other)]
+            folders = [Path(*supervisor.environ.values()) for supervisor in (one, other)]
             assert len({*folders}) == 2 and {*folders} == {*tmp_path.iterdir()}
             assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     finally:
@@ -222,8 +222,8 @@ def test_temporary_folders_are_private(tmp_path, monkeypatch):
 
 
 def test_the_launcher_removes_shared_memory_of_mpi_and_nothing_else(victim):
-    with Supervisor(1) as roll:
-        folder = Path(*roll.environ.values())
+    with Supervisor(1) as supervisor:
+        folder = Path(*supervisor.environ.values())
         (folder / "0.memory").write_text(f"{victim / 'file'}\n/dev/shm/mpich_shm/../x\n")
 
 

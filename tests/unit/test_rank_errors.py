@@ -15,7 +15,7 @@ import pytest
 from parallel_sgd.communication.phrases import in_brief
 from parallel_sgd.launcher import rank_errors
 from parallel_sgd.launcher.options import parse
-from parallel_sgd.launcher.restarts import _keeps_output_apart
+from parallel_sgd.launcher.restarts import _has_output_files
 from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 3
@@ -33,41 +33,41 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def fails(roll: Supervisor, rank: int, text: str, kind: str = "own", **environ: str) -> str:
+def fails(supervisor: Supervisor, rank: int, text: str, kind: str = "own", **environ: str) -> str:
     """What a rank prints by itself of an error."""
     variables = {"PMI_SIZE": str(RANKS), "PMI_RANK": str(rank), **environ}
     command = [sys.executable, "-c", FAILS, kind, text]
-    environment = {**os.environ, **roll.environ, **variables}
+    environment = {**os.environ, **supervisor.environ, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return done.stderr
 
 
 def test_an_error_of_all_ranks_is_printed_once_when_the_last_one_has_come(capsys):
-    with Supervisor(RANKS, prints=True) as roll:
+    with Supervisor(RANKS, prints=True) as supervisor:
         for rank in (2, 0, 1):
-            roll.look()
+            supervisor.check()
             assert capsys.readouterr().err == ""
-            assert fails(roll, rank, "no data\nin 'x.npz'", "shared") == ""
-        roll.look()
+            assert fails(supervisor, rank, "no data\nin 'x.npz'", "shared") == ""
+        supervisor.check()
         said = capsys.readouterr().err
         lines = ["parallel-sgd: error: no data", "in 'x.npz'"]
         assert said.splitlines() == [f"[ranks 0 to 2] {line}" for line in lines]
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("own", "_ALONE_S"), ("shared", "_SHARED_S")])
+@pytest.mark.parametrize(("kind", "limit"), [("own", "_QUIET_S"), ("shared", "_SHARED_QUIET_S")])
 def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsys, kind, limit):
-    with Supervisor(RANKS, prints=True) as roll:
-        fails(roll, 1, "no data", kind)
-        roll.look()
+    with Supervisor(RANKS, prints=True) as supervisor:
+        fails(supervisor, 1, "no data", kind)
+        supervisor.check()
         assert capsys.readouterr().err == ""
         now = time.monotonic() + getattr(rank_errors, limit)
         monkeypatch.setattr(rank_errors, "time", SimpleNamespace(monotonic=lambda: now))
-        roll.look()
+        supervisor.check()
         assert capsys.readouterr().err == "[rank 1] parallel-sgd: error: no data\n"
-        fails(roll, 2, "no data", kind)
-        fails(roll, 0, "another one", kind)
+        fails(supervisor, 2, "no data", kind)
+        fails(supervisor, 0, "another one", kind)
     rest = "[rank 2] parallel-sgd: error: no data\n[rank 0] parallel-sgd: error: another one\n"
     assert capsys.readouterr().err == rest
 
@@ -78,16 +78,18 @@ def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsy
     ids=["too long", "a log of its own", "no pipe"],
 )
 def test_a_rank_prints_itself_what_the_launcher_does_not(capsys, text, prints, environ):
-    with Supervisor(RANKS, prints=prints) as roll:
+    with Supervisor(RANKS, prints=prints) as supervisor:
         rank = environ.get("PMI_RANK", "1")
-        assert fails(roll, 1, text, **environ) == f"[rank {rank}] parallel-sgd: error: {text}\n"
+        assert (
+            fails(supervisor, 1, text, **environ) == f"[rank {rank}] parallel-sgd: error: {text}\n"
+        )
     assert capsys.readouterr().err == ""
 
 
 def test_a_rank_prints_itself_where_the_launcher_is_gone(tmp_path: Path) -> None:
-    with Supervisor(RANKS, prints=True) as roll:
-        roll._close_pipes()  # as the kernel does
-        assert fails(roll, 1, "no data") == "[rank 1] parallel-sgd: error: no data\n"
+    with Supervisor(RANKS, prints=True) as supervisor:
+        supervisor._close_pipes()  # as the kernel does
+        assert fails(supervisor, 1, "no data") == "[rank 1] parallel-sgd: error: no data\n"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_rank_prints_itself_where_the_launcher_is_gone(tmp_path: Path) -> None
     ],
 )
 def test_errors_belong_to_the_files_of_ranks_where_there_are_any(options, apart):
-    assert _keeps_output_apart(parse(["-n", "2", *options, "train.py"])) == apart
+    assert _has_output_files(parse(["-n", "2", *options, "train.py"])) == apart
 
 
 def test_ranks_in_brief():

@@ -25,13 +25,13 @@ from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import rank
 from parallel_sgd.launcher import run as launcher
 from parallel_sgd.launcher.batch_systems import Allocation, allocation
-from parallel_sgd.launcher.gpus import VISIBLE, present, visible_gpus
+from parallel_sgd.launcher.gpus import VISIBLE, gpu_count, visible_gpus
 from parallel_sgd.launcher.interfaces import (
     Interface,
     checked_interface,
+    interface_variables,
     interfaces,
-    on_this_host,
-    variables,
+    local_interface,
 )
 from parallel_sgd.launcher.mpiexec import Mpiexec
 from parallel_sgd.launcher.options import Request, parse
@@ -68,17 +68,17 @@ def test_a_host_with_too_few_gpus(listed: str, count: int) -> None:
 
 
 def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert present(tmp_path) == 0
+    assert gpu_count(tmp_path) == 0
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert present(tmp_path) == 2
+    assert gpu_count(tmp_path) == 2
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "dxg").touch()
-    assert present(tmp_path / "elsewhere") is None
+    assert gpu_count(tmp_path / "elsewhere") is None
     for there in (4, None):  # unknown: CUDA will say it
-        monkeypatch.setattr("parallel_sgd.launcher.gpus.present", lambda there=there: there)
+        monkeypatch.setattr("parallel_sgd.launcher.gpus.gpu_count", lambda there=there: there)
         assert visible_gpus(2, 1, {}) == "2,3"
-    monkeypatch.setattr("parallel_sgd.launcher.gpus.present", lambda: 3)
+    monkeypatch.setattr("parallel_sgd.launcher.gpus.gpu_count", lambda: 3)
     with pytest.raises(UserError, match=r"takes 4 GPUs .* and it has 3$"):
         visible_gpus(2, 1, {})
 
@@ -94,9 +94,9 @@ THERE = [
     ("text", "name"), [("eth0", "eth0"), ("10.1.0.0/16", "ib0"), ("10.1.2.3/16", "ib0")]
 )
 def test_an_interface_by_name_or_network(text: str, name: str) -> None:
-    chosen = on_this_host(checked_interface(text), THERE)
+    chosen = local_interface(checked_interface(text), THERE)
     assert chosen.name == name
-    told = variables(chosen)
+    told = interface_variables(chosen)
     assert told["GLOO_SOCKET_IFNAME"] == told["OMPI_MCA_btl_tcp_if_include"] == name
     assert told["NCCL_SOCKET_IFNAME"] == f"={name}"
 
@@ -112,7 +112,7 @@ def test_what_names_no_interface(text: str) -> None:
 def test_an_interface_that_this_host_lacks(text: str, names: int) -> None:
     wrong = f"^interface='{text}' must name one .* names {names}: .*eth0 10.0.0.5/24, ib0"
     with pytest.raises(UserError, match=wrong):
-        on_this_host(checked_interface(text), THERE)
+        local_interface(checked_interface(text), THERE)
 
 
 def test_the_interfaces_of_this_host() -> None:
@@ -231,7 +231,7 @@ def test_run_under_srun_is_one_of_its_ranks(
         VISIBLE: "4,5,6",
     }.items():
         bare.setenv(name, value)
-    for name in (GPUS_PER_RANK, INTERFACE, *variables(THERE[0])):
+    for name in (GPUS_PER_RANK, INTERFACE, *interface_variables(THERE[0])):
         bare.setenv(name, "")  # so that it is taken back afterwards
         bare.delenv(name)
     (tmp_path / "a.py").write_text(
@@ -257,8 +257,8 @@ def test_a_number_of_gpus_that_is_none(value: str, bare: pytest.MonkeyPatch) -> 
 
 WRITES = """
 import os, sys
-from parallel_sgd.launcher.rank_logs import to_log
-to_log("logs", int(sys.argv[1]))
+from parallel_sgd.launcher.rank_logs import redirect_output
+redirect_output("logs", int(sys.argv[1]))
 print("out of", sys.argv[1], flush=True)
 os.write(2, b"error\\n")
 os.killpg(0, 9)  # as some launchers end a rank, with all that it has started
@@ -295,11 +295,11 @@ def test_a_log_folder_that_cannot_be_one(bare: pytest.MonkeyPatch) -> None:
 
 FULL_LOG = """
 import sys
-from parallel_sgd.launcher.rank_logs import to_log
+from parallel_sgd.launcher.rank_logs import redirect_output
 from parallel_sgd.communication.liveness.abort import print_labelled
 sys.path.insert(0, sys.argv[1])
 from disks import files_of_at_most
-to_log("logs", 3)
+redirect_output("logs", 3)
 with files_of_at_most(0):
     print_labelled("parallel-sgd: error: what has gone wrong")
 """

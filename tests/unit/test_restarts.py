@@ -307,9 +307,9 @@ def test_a_job_of_which_a_rank_was_asked_to_leave_is_not_started_again(play, cap
 
 
 class Nowhere:
-    elsewhere = False
+    any_remote = False
 
-    def possible(self, request: Request) -> None:
+    def with_reachable_hosts(self, request: Request) -> None:
         return None
 
 
@@ -390,22 +390,22 @@ JUDGED = [
 
 @pytest.mark.parametrize(("code", "survive", "files", "end"), JUDGED)
 def test_the_ranks_say_how_it_has_ended(code, survive, files, end):
-    with Supervisor(RANKS) as roll:
+    with Supervisor(RANKS) as supervisor:
         for name, text in files.items():
-            Path(roll.environ[FOLDER], name).write_text(text)
-        outcome = judge(code, roll, survive=survive)
+            Path(supervisor.environ[FOLDER], name).write_text(text)
+        outcome = judge(code, supervisor, survive=survive)
     assert outcome.end is end
     assert ("no final model" in outcome.why) == (end is Ending.LOST and "2.0.begun" in files)
 
 
 def test_the_newest_checkpoint_is_what_was_told_last():
-    with Supervisor(RANKS) as roll:
-        assert roll.newest_checkpoint() is None
+    with Supervisor(RANKS) as supervisor:
+        assert supervisor.newest_checkpoint() is None
         for rank, name, seconds in ((0, "later", 2), (1, "earlier", 1)):
-            path = Path(roll.environ[FOLDER], f"{rank}.checkpoint")
+            path = Path(supervisor.environ[FOLDER], f"{rank}.checkpoint")
             path.write_text(f"{name}\n")
             os.utime(path, (seconds, seconds))
-        assert roll.newest_checkpoint() == "later"
+        assert supervisor.newest_checkpoint() == "later"
 
 
 AGENT = """#!/bin/sh
@@ -422,16 +422,16 @@ def hosts_of(tmp_path: Path, text: str, least: int | None, ranks: int = 6) -> Re
     hostfile = read_hostfile(str(tmp_path / "hosts"))
     hosts = Hosts(hostfile, None, "MPICH", ("-launcher-exec", str(agent)), {})
     request = Request(ranks, ("train.py",), hostfile=hostfile, restarts=1, min_ranks=least)
-    return hosts.possible(request)
+    return hosts.with_reachable_hosts(request)
 
 
 @pytest.mark.parametrize(
-    ("lines", "elsewhere"), [("localhost\n127.0.0.1\n", False), ("localhost\nn0.invalid\n", True)]
+    ("lines", "any_remote"), [("localhost\n127.0.0.1\n", False), ("localhost\nn0.invalid\n", True)]
 )
-def test_this_host_is_known_by_name_and_address(tmp_path, lines, elsewhere):
+def test_this_host_is_known_by_name_and_address(tmp_path, lines, any_remote):
     (tmp_path / "hosts").write_text(lines)
     hosts = Hosts(read_hostfile(tmp_path / "hosts"), None, "MPICH", (), {})
-    assert hosts.elsewhere == elsewhere
+    assert hosts.any_remote == any_remote
 
 
 def test_hosts_that_do_not_answer_are_left_out(tmp_path, capsys):
@@ -458,7 +458,7 @@ class Few(Hosts):
 
     times = 0
 
-    def possible(self, request: Request) -> Request | None:
+    def with_reachable_hosts(self, request: Request) -> Request | None:
         self.asked.append(1)
         return None if len(self.asked) <= self.times else replace(request, ranks=2)
 
@@ -469,7 +469,9 @@ def test_too_few_hosts_are_waited_for_until_restarts_are_used_up(play, monkeypat
     monkeypatch.setattr(Few, "asked", [], raising=False)
     monkeypatch.setattr(Few, "times", times)
     pauses: list[float] = []
-    monkeypatch.setattr(Restarts, "_pause", lambda self, seconds, signals: pauses.append(seconds))
+    monkeypatch.setattr(
+        Restarts, "_wait_before_restart", lambda self, seconds, signals: pauses.append(seconds)
+    )
     few = Few(None, None, "MPICH", (), {})
     code, starts = play(saved("1"), WELL, hosts=few, restarts=8)
     there = times < 8
@@ -537,5 +539,5 @@ def test_signals_go_to_ranks_with_the_one_that_mpiexec_passes_on(tmp_path):
     ],
 )
 def test_what_an_exit_code_says_of_a_rank_that_is_gone(code, said):
-    told = restarts.why_by_code(code)
+    told = restarts.exit_code_hint(code)
     assert said in told and bool(told) == bool(said)

@@ -21,7 +21,7 @@ from parallel_sgd.communication.liveness.rank_status import (
 )
 from parallel_sgd.launcher.cleanup import ranks_running
 from parallel_sgd.launcher.startup import StartupMonitor
-from parallel_sgd.launcher.status_pipes import Notes
+from parallel_sgd.launcher.status_pipes import RankReports
 
 NOW = 1e9  #: when ranks that are gone were still there
 
@@ -30,7 +30,7 @@ RANKS, TRAINING = 3, 2  #: the last one is in reserve
 
 @pytest.fixture
 def start(tmp_path: Path) -> StartupMonitor:
-    return StartupMonitor(Notes(tmp_path), RANKS, TRAINING, here=True)
+    return StartupMonitor(RankReports(tmp_path), RANKS, TRAINING, local=True)
 
 
 def tell(folder: Path, suffix: str, *ranks: int) -> None:
@@ -66,12 +66,12 @@ def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
     """Also that of a rank in reserve: MPI_Init waits for it."""
     tell(tmp_path, ON, 0, 1)
     tell(tmp_path, TRAINS, 2)  # in reserve
-    start.note_gone(gone, {}, NOW)
+    start.record_exits(gone, {}, NOW)
     rank, process = next(iter(gone.items()))
-    assert start.lost.startswith(f"rank {rank} ({process}) was gone without a word")
+    assert start.failure.startswith(f"rank {rank} ({process}) was gone without a word")
     tell(tmp_path, TRAINS, 1)
-    start.note_gone({0: "pid 16"}, {}, NOW)
-    assert f"rank {rank} " in start.lost
+    start.record_exits({0: "pid 16"}, {}, NOW)
+    assert f"rank {rank} " in start.failure
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_who_says_why_is_no_loss_and_what_follows_from_it_none(
     tell(tmp_path, ON, 0, 1, 2)
     tell(tmp_path, word, rank)
     os.utime(tmp_path / f"{rank}.{word}", (NOW - seconds_ago, NOW - seconds_ago))
-    start.note_gone({1: "pid 17"}, {rank: word}, NOW)
-    assert (start.lost is not None) == is_lost
+    start.record_exits({1: "pid 17"}, {rank: word}, NOW)
+    assert (start.failure is not None) == is_lost
 
 
 @pytest.mark.parametrize("signed_on", [(0, 1, 2), (1,)], ids=["all", "those of this host"])
@@ -98,28 +98,28 @@ def test_a_death_after_that_is_survived(start, tmp_path, signed_on):
     """Also where others are about to say that they have it."""
     tell(tmp_path, ON, *signed_on)
     tell(tmp_path, TRAINS, 1)
-    start.note_gone({1: "pid 17"}, {}, NOW)
-    assert start.lost is None and start.is_over
+    start.record_exits({1: "pid 17"}, {}, NOW)
+    assert start.failure is None and start.has_started
 
 
 def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_path, processes):
     assert ranks_running(tmp_path) == {0, 1}
     for now in (0.0, 9.0):
-        start.look(now, {})  # none has signed on: mpiexec may not have started any
+        start.check(now, {})  # none has signed on: mpiexec may not have started any
     tell(tmp_path, ON, 0)
     for now, lost in ((10.0, False), (11.0, False), (14.0, False), (15.0, True)):
-        start.look(now, {})
-        assert (start.lost is not None) == lost
-    assert start.lost.startswith("rank 2 was gone")
+        start.check(now, {})
+        assert (start.failure is not None) == lost
+    assert start.failure.startswith("rank 2 was gone")
 
 
 def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
     tell(tmp_path, ON, 0, 1)
     tell(tmp_path, EXITED, 1)
-    start.look(0.0, {1: FINISHED})
-    assert start.lost is None
-    start.look(1.0, {})
-    assert start.lost.startswith("rank 1 (on another host) was gone")
+    start.check(0.0, {1: FINISHED})
+    assert start.failure is None
+    start.check(1.0, {})
+    assert start.failure.startswith("rank 1 (on another host) was gone")
 
 
 #: A rank that finds no launcher on its host.
@@ -156,5 +156,5 @@ def test_a_rank_elsewhere_is_mourned_until_it_trains(tmp_path, when):
 def test_a_rank_that_takes_long_to_sign_on_is_waited_for(start, tmp_path, processes):
     tell(tmp_path, ON, 0, 2)
     for now in range(100, 200):
-        start.look(float(now), {})
-    assert start.lost is None
+        start.check(float(now), {})
+    assert start.failure is None

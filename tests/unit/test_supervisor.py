@@ -21,7 +21,7 @@ import pytest
 from parallel_sgd.communication.job_environment import FOLDER
 from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PROCESS
 from parallel_sgd.launcher import cleanup as leftovers
-from parallel_sgd.launcher import supervisor as roll_module
+from parallel_sgd.launcher import supervisor as supervisor_module
 from parallel_sgd.launcher.outcome import Ending, Outcome, judge
 from parallel_sgd.launcher.supervisor import Supervisor
 
@@ -61,13 +61,13 @@ def ranks() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def sign_on(roll: Supervisor, ranks: list[subprocess.Popen[str]]) -> None:
+def sign_on(supervisor: Supervisor, ranks: list[subprocess.Popen[str]]) -> None:
     for process in ranks:
-        process.stdin.write(f"{roll.environ[FOLDER]}\n")
+        process.stdin.write(f"{supervisor.environ[FOLDER]}\n")
         process.stdin.flush()
     for process in ranks:
         assert process.stdout.readline() == "on\n"
-    roll.look()
+    supervisor.check()
 
 
 def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
@@ -78,24 +78,24 @@ def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
 
 @pytest.mark.parametrize("looks", [0, 1], ids=["all at once", "at an earlier look"])
 def test_the_first_one_that_is_gone_is_named(ranks, looks):
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks)
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks)
         kill(ranks, 2)
         for _ in range(looks):
-            roll.look()
+            supervisor.check()
         kill(ranks, 0, 1, 3)
-        said = roll.gone_without_a_word()
+        said = supervisor.silent_exit_line()
     assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
 @pytest.mark.parametrize("why", [FINISHED, FAILED, LOST])
 def test_who_has_signed_off_is_not_named(ranks, why):
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks)
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks)
         for rank in range(RANKS):
-            Path(roll.environ[FOLDER], f"{rank}.{why}").touch()
+            Path(supervisor.environ[FOLDER], f"{rank}.{why}").touch()
         kill(ranks, 1)
-        assert roll.gone_without_a_word() is None
+        assert supervisor.silent_exit_line() is None
 
 
 FAILS_AT_LAST = """
@@ -108,10 +108,10 @@ for word in (FINISHED, FAILED, FINISHED):
 
 
 def test_who_fails_behind_the_end_of_its_mpi_has_failed():
-    with Supervisor(1) as roll:
-        environ = {**os.environ, **roll.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
+    with Supervisor(1) as supervisor:
+        environ = {**os.environ, **supervisor.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
         subprocess.run([sys.executable, "-c", FAILS_AT_LAST], env=environ, check=True)
-        assert roll.said() == {0: FAILED}
+        assert supervisor.exit_reasons() == {0: FAILED}
 
 
 TELLS = """
@@ -129,11 +129,16 @@ for line in sys.stdin:
 
 
 @contextmanager
-def telling(roll: Supervisor, rank: int = 0) -> Iterator[Callable[[str], str]]:
+def telling(supervisor: Supervisor, rank: int = 0) -> Iterator[Callable[[str], str]]:
     """A rank that tells what it is asked to, ends or is killed; what it has printed on stderr."""
     process = subprocess.Popen(
         [sys.executable, "-c", TELLS],
-        env={**os.environ, **roll.environ, "PMI_SIZE": str(roll.ranks), "PMI_RANK": str(rank)},
+        env={
+            **os.environ,
+            **supervisor.environ,
+            "PMI_SIZE": str(supervisor.ranks),
+            "PMI_RANK": str(rank),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -158,74 +163,76 @@ def telling(roll: Supervisor, rank: int = 0) -> Iterator[Callable[[str], str]]:
         process.communicate()
 
 
-def without_folder(roll: Supervisor) -> None:
+def without_folder(supervisor: Supervisor) -> None:
     """As what cleans temporary files leaves it."""
-    shutil.rmtree(roll.environ[FOLDER])
+    shutil.rmtree(supervisor.environ[FOLDER])
 
 
 @pytest.mark.parametrize("word", ["ends", FAILED, "is killed"])
 def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
-    with Supervisor(1) as roll, telling(roll) as told:
-        roll.look()
-        without_folder(roll)
+    with Supervisor(1) as supervisor, telling(supervisor) as told:
+        supervisor.check()
+        without_folder(supervisor)
         told("/somewhere/a \N{SNOWMAN}")
         if word == FAILED:
             told(word)
         assert told("is killed" if word == "is killed" else "ends") == ""
         ends = {"ends": Ending.COMPLETE, FAILED: Ending.FAILED, "is killed": Ending.LOST}
-        assert judge(1, roll, survive=False).end is ends[word]
-        assert (roll.killed() is not None) == (word == "is killed")
-        assert (roll.gone_without_a_word() is not None) == (word == "is killed")
-        assert roll.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
+        assert judge(1, supervisor, survive=False).end is ends[word]
+        assert (supervisor.killed_rank() is not None) == (word == "is killed")
+        assert (supervisor.silent_exit_line() is not None) == (word == "is killed")
+        assert supervisor.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
 
 
 @pytest.mark.parametrize(("code", "end"), [(0, Ending.COMPLETE), (1, Ending.LOST)])
 def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
-    monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
-    with Supervisor(2) as roll, telling(roll) as told:
-        without_folder(roll)
+    monkeypatch.setattr(supervisor_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+    with Supervisor(2) as supervisor, telling(supervisor) as told:
+        without_folder(supervisor)
         assert told("ends") == ""
-        outcome = judge(code, roll, survive=False)
-        assert (outcome.end, outcome.told) == (end, code != 0)
-        assert f"the folder '{roll.environ[FOLDER]}' is gone" in outcome.why
-        assert roll.gone_without_a_word() is None
+        outcome = judge(code, supervisor, survive=False)
+        assert (outcome.end, outcome.reported) == (end, code != 0)
+        assert f"the folder '{supervisor.environ[FOLDER]}' is gone" in outcome.why
+        assert supervisor.silent_exit_line() is None
 
 
 def test_a_rank_says_that_it_could_not_tell(monkeypatch):
-    monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
-    with Supervisor(1) as roll, telling(roll) as told:
-        Path(roll.environ[FOLDER], f"0.{FINISHED}").mkdir()  # stands for a disk without an inode
+    monkeypatch.setattr(supervisor_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+    with Supervisor(1) as supervisor, telling(supervisor) as told:
+        Path(
+            supervisor.environ[FOLDER], f"0.{FINISHED}"
+        ).mkdir()  # stands for a disk without an inode
         said = told("ends")
     assert said.startswith("[rank 0] parallel_sgd: the launcher could not be told 'left': [Errno ")
 
 
 def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
     """It is stopped, say."""
-    with Supervisor(1) as roll, telling(roll) as told:
+    with Supervisor(1) as supervisor, telling(supervisor) as told:
         for number in range(1000):
             told(f"/somewhere/{number}{80 * '-'}")
         assert told("ends") == ""
-        assert Path(roll.environ[FOLDER], "0.checkpoint").exists()
-        assert roll.newest_checkpoint().startswith("/somewhere/999-")
-        assert roll.said() == {0: FINISHED}
+        assert Path(supervisor.environ[FOLDER], "0.checkpoint").exists()
+        assert supervisor.newest_checkpoint().startswith("/somewhere/999-")
+        assert supervisor.exit_reasons() == {0: FINISHED}
 
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_who_is_gone_before_it_has_signed_on(ranks, silent):
-    with Supervisor(RANKS, here=True) as roll:
-        sign_on(roll, ranks[:2])
+    with Supervisor(RANKS, local=True) as supervisor:
+        sign_on(supervisor, ranks[:2])
         kill(ranks, *range(silent), 3)
-        said = roll.gone_without_a_word()
+        said = supervisor.silent_exit_line()
     also = ", and rank 0 without a word" if silent else ""
     assert said.startswith(f"ranks 2, 3 ended before signing on{also}: one of them was killed")
 
 
 def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
     """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
-    monkeypatch.setattr(roll_module, "_LOOKS_EVERY_S", 0.01)
-    monkeypatch.setattr(roll_module, "_ENDS_S", 0.0)
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks)
+    monkeypatch.setattr(supervisor_module, "_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "_END_TIMEOUT_S", 0.0)
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks)
         for process in ranks:
             process.send_signal(signal.SIGUSR1)
         for process in ranks:
@@ -233,12 +240,12 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
             while "sleep" not in Path(f"/proc/{process.pid}/cmdline").read_text():
                 assert time.monotonic() < until
         for _ in range(3):
-            roll.look()
+            supervisor.check()
             time.sleep(0.02)
-            assert roll.does_not_end() is None
-        assert judge(0, roll, survive=False) == Outcome(Ending.COMPLETE, told=False)
+            assert supervisor.reason_to_end() is None
+        assert judge(0, supervisor, survive=False) == Outcome(Ending.COMPLETE, reported=False)
         kill(ranks, 1)
-        assert roll.gone_without_a_word() is None
+        assert supervisor.silent_exit_line() is None
 
 
 @pytest.mark.parametrize("opened", [0, 2])
@@ -252,28 +259,28 @@ def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opene
         return there(path)
 
     monkeypatch.setattr(os, "mkfifo", mkfifo)
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks)
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks)
         kill(ranks, 2)
-        assert roll.gone_without_a_word() is None
+        assert supervisor.silent_exit_line() is None
 
 
 @pytest.mark.parametrize("coming", [False, True], ids=["elsewhere", "just signing on"])
 def test_nobody_is_named_where_one_is_not_there(ranks, coming):
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks[:3])
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks[:3])
         if coming:
-            pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
+            pipe = os.open(Path(supervisor.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
         kill(ranks, 1, 0)
-        assert roll.gone_without_a_word() is None
+        assert supervisor.silent_exit_line() is None
         if coming:
             os.close(pipe)
 
 
 def test_more_ranks_than_descriptors_are_not_watched():
-    with Supervisor(1_000_000) as roll:
-        assert os.listdir(roll.environ[FOLDER]) == ["lock"]
-        assert roll.gone_without_a_word() is None
+    with Supervisor(1_000_000) as supervisor:
+        assert os.listdir(supervisor.environ[FOLDER]) == ["lock"]
+        assert supervisor.silent_exit_line() is None
 
 
 KILLED = """
@@ -281,10 +288,10 @@ import mmap, os, signal, sys
 from pathlib import Path
 from parallel_sgd.launcher.supervisor import Supervisor
 from parallel_sgd.communication.job_environment import FOLDER
-with Supervisor(2) as roll:
-    folder = Path(roll.environ[FOLDER])
+with Supervisor(2) as supervisor:
+    folder = Path(supervisor.environ[FOLDER])
     (folder / "more").touch()
-    roll.note_mpiexec(99_999_999)
+    supervisor.record_mpiexec(99_999_999)
     Path(os.environ["TMPDIR"], "ompi.99999999").mkdir(exist_ok=True)
     memories, temporary = map(Path, sys.argv[1:])
     (temporary / f"hydra_hwloc_xmlfile_{folder.name[-6:]}").touch()
@@ -305,8 +312,8 @@ def places(monkeypatch) -> Iterator[tuple[Path, Path]]:
         there = {Path("/dev/shm"): Path(folder, "memories"), Path("/tmp"): Path(folder, "files")}
         for path in there.values():
             path.mkdir()
-        patterns = {there[place]: names for place, names in leftovers._PLACES.items()}
-        monkeypatch.setattr(leftovers, "_PLACES", patterns)
+        patterns = {there[place]: names for place, names in leftovers._SHARED_PLACES.items()}
+        monkeypatch.setattr(leftovers, "_SHARED_PLACES", patterns)
         yield there[Path("/dev/shm")], there[Path("/tmp")]
 
 
@@ -343,10 +350,10 @@ time.sleep(0.5)
 
 def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ended(places):
     """As where mpiexec was killed at the start."""
-    with Supervisor(1) as roll:
+    with Supervisor(1) as supervisor:
         memory = places[0] / "mpich_shm_late"
         memory.write_bytes(bytes(9))
-        environ = {**os.environ, **roll.environ}
+        environ = {**os.environ, **supervisor.environ}
         command = [sys.executable, "-c", LATE, str(memory)]
         late = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         assert late.stdout.readline() == "mapped\n"
@@ -365,9 +372,9 @@ Path(sys.argv[1]).write_bytes(bytes(9))
 
 def test_what_a_rank_makes_late_is_removed_when_it_has_ended(places):
     """It had only begun to start when mpiexec was killed."""
-    with Supervisor(1) as roll:
+    with Supervisor(1) as supervisor:
         memory = places[0] / "mpich_shm_starts"
-        environ = {**os.environ, **roll.environ}
+        environ = {**os.environ, **supervisor.environ}
         command = [sys.executable, "-c", STARTS, str(memory)]
         starts = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         assert starts.stdout.readline() == "on\n"
@@ -398,13 +405,13 @@ def test_sockets_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
 def test_a_socket_is_not_disturbed_by_the_question_whether_it_lives(tmp_path):
     with socket.socket(socket.AF_UNIX) as lives:
         lives.bind(str(tmp_path / "listener"))
-        assert not leftovers._is_dead(tmp_path / "listener")
+        assert not leftovers._is_unbound_socket(tmp_path / "listener")
         lives.listen()
-        assert not leftovers._is_dead(tmp_path / "listener")
+        assert not leftovers._is_unbound_socket(tmp_path / "listener")
         lives.setblocking(False)
         with pytest.raises(BlockingIOError):
             lives.accept()
-    assert leftovers._is_dead(tmp_path / "listener")
+    assert leftovers._is_unbound_socket(tmp_path / "listener")
 
 
 def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch, places):
@@ -442,27 +449,27 @@ def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
 @pytest.mark.parametrize("seconds_ago", [0, 30], ids=["at once", "long before"])
 def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ago):
     """A rank that fails because another one is gone says so before mpiexec ends it."""
-    with Supervisor(RANKS) as roll:
-        sign_on(roll, ranks)
+    with Supervisor(RANKS) as supervisor:
+        sign_on(supervisor, ranks)
         kill(ranks, 2)
-        said = Path(roll.environ[FOLDER], f"0.{FAILED}")
+        said = Path(supervisor.environ[FOLDER], f"0.{FAILED}")
         said.touch()
         now = time.time()
         os.utime(said, (now - seconds_ago, now - seconds_ago))
-        roll.look()
-        assert (roll.killed() is not None) == (seconds_ago == 0)
-        assert roll.gone_without_a_word() is None
+        supervisor.check()
+        assert (supervisor.killed_rank() is not None) == (seconds_ago == 0)
+        assert supervisor.silent_exit_line() is None
         if seconds_ago == 0:
-            assert f"rank 2 (pid {ranks[2].pid})" in roll.killed()
+            assert f"rank 2 (pid {ranks[2].pid})" in supervisor.killed_rank()
 
 
 def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
-    with Supervisor(RANKS) as roll:
-        assert not roll.pass_on(signal.SIGCONT)
-        sign_on(roll, ranks[:3])
+    with Supervisor(RANKS) as supervisor:
+        assert not supervisor.send_signal(signal.SIGCONT)
+        sign_on(supervisor, ranks[:3])
         kill(ranks, 0)
         ranks[1].send_signal(signal.SIGSTOP)
-        assert roll.pass_on(signal.SIGCONT)
+        assert supervisor.send_signal(signal.SIGCONT)
         ranks[1].send_signal(signal.SIGSTOP)
     assert [ranks[rank].wait() for rank in (1, 2)] == [-signal.SIGKILL] * 2
     assert ranks[3].poll() is None
@@ -483,7 +490,7 @@ def test_what_is_mapped_or_open_is_in_use(monkeypatch, leases):
             assert leftovers.in_use({path}) == {path} and mapped[0] == 0
         assert leftovers.in_use({path}) == set()
         if leases:
-            monkeypatch.setattr(leftovers, "_mapped", pytest.fail)  # nobody else is asked
+            monkeypatch.setattr(leftovers, "_paths_in_use", pytest.fail)  # nobody else is asked
             assert leftovers.in_use({path}) == set()
     finally:
         path.unlink()

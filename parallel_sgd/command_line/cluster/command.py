@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...launcher.job import run_job
 from ...launcher.options import rank_count
 from ..units import UNLIMITED, bits_per_s
-from .hostfile import require_free, written
+from .hostfile import hostfile_written, require_free_path
 from .hosts import emulated_hosts
 from .namespaces import remove_leftovers, require
 
@@ -51,13 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    require_free(options.hostfile)
+    require_free_path(options.hostfile)
     require()
     for line in remove_leftovers():
         print(f"parallel-sgd: removed {line}, left behind", file=sys.stderr)
     with (
         emulated_hosts(options.hosts, options.rate, options.slots) as hosts,
-        written(options.hostfile, hosts.hostfile, hosts.folder),
+        hostfile_written(options.hostfile, hosts.hostfile, hosts.folder),
     ):
         environ = {**os.environ, **hosts.environment}
         if shutil.which(command[0], path=environ["PATH"]) is None:

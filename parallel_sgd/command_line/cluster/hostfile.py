@@ -11,10 +11,12 @@ from ...errors import UserError
 from ...files import make_new
 
 MARK = "# emulated hosts of process"  #: how its first line begins; then the process
-_RECORD = "written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
+_RECORD = (
+    "hostfile_written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
+)
 
 
-def require_free(path: Path) -> None:
+def require_free_path(path: Path) -> None:
     """Raise a UserError where something else is there, or hosts that are in use have the file."""
     if not path.parent.is_dir():
         raise UserError(f"hostfile={str(path)!r} must be in a folder that exists")
@@ -33,7 +35,7 @@ def require_free(path: Path) -> None:
 
 
 @contextmanager
-def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
+def hostfile_written(path: Path, lines: str, folder: Path) -> Iterator[None]:
     """Write the hostfile; at the end remove it, if it is still ours.
 
     Args:
@@ -41,9 +43,9 @@ def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
         folder: the hosts', in which is recorded what was written.
 
     Raises:
-        UserError: the file cannot be written; see also `require_free`.
+        UserError: the file cannot be written; see also `require_free_path`.
     """
-    require_free(path)
+    require_free_path(path)
     (folder / _RECORD).write_text(str(path.resolve()))
     try:
         make_new(path)

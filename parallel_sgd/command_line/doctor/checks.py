@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ...communication.job_environment import same_mpi_family
 from ...launcher.mpiexec import Mpiexec
 from .facts import Facts
-from .finding import Finding, Level, by_value, fine, in_short
+from .finding import Finding, Level, by_value, ok, shortened
 
 MB = 1e6
 SHM_LEAST, SHM_ENOUGH = 8 * MB, 32 * MB  #: bytes free for each rank of a host
@@ -45,64 +45,64 @@ def mpi(vendor: str, version: str, mpiexecs: Sequence[Mpiexec], *, first_in_path
                 f"use `parallel-sgd run`, or {fits[0].path}",
             )
         ]
-    return fine("mpi", f"{bound}; its mpiexec is {fits[0].path}")
+    return ok("mpi", f"{bound}; its mpiexec is {fits[0].path}")
 
 
 def versions(facts: Sequence[Facts]) -> list[Finding]:
     """Whether all hosts have the same."""
     found: list[Finding] = []
-    facts = _first_of_each(facts)
-    for name in dict.fromkeys(name for one in facts for name in one.versions):
-        pairs = [(one.host, one.versions.get(name, "none")) for one in facts]
+    facts = _one_per_host(facts)
+    for name in dict.fromkeys(name for fact in facts for name in fact.versions):
+        pairs = [(fact.host, fact.versions.get(name, "none")) for fact in facts]
         if len({version for _, version in pairs}) > 1:
-            grave = name in ("parallel_sgd", "MPI")
+            is_problem = name in ("parallel_sgd", "MPI")
             advice = "install the same version on all hosts"
-            level: Level = "problem" if grave else "warning"
+            level: Level = "problem" if is_problem else "warning"
             found.append(Finding("versions", level, f"{name} {by_value(pairs)}", advice))
     first = facts[0].versions
     same = ", ".join(f"{name} {version}" for name, version in first.items())
-    return found or fine("versions", f"the same on all hosts: {same}")
+    return found or ok("versions", f"the same on all hosts: {same}")
 
 
 def cores(facts: Sequence[Facts]) -> list[Finding]:
     """Whether ranks, and all their threads, have a core each."""
-    found, ranks = [], Counter(one.host for one in facts)
-    for one in _first_of_each(facts):
-        here, threads = ranks[one.host], one.threads or one.cores
-        if here > one.cores:
+    found, ranks = [], Counter(fact.host for fact in facts)
+    for fact in _one_per_host(facts):
+        rank_count, threads = ranks[fact.host], fact.threads or fact.cores
+        if rank_count > fact.cores:
             found.append(
                 Finding(
                     "cores",
                     "warning",
-                    f"{here} ranks on {one.host} share {one.cores} cores",
-                    f"start {one.cores} ranks there, or one for each socket with several threads",
+                    f"{rank_count} ranks on {fact.host} share {fact.cores} cores",
+                    f"start {fact.cores} ranks there, or one for each socket with several threads",
                 )
             )
-        elif here * threads > one.cores:
-            told = f"{threads} threads each" if one.threads else "a thread for each core each"
+        elif rank_count * threads > fact.cores:
+            given = f"{threads} threads each" if fact.threads else "a thread for each core each"
             found.append(
                 Finding(
                     "cores",
                     "warning",
-                    f"{here} ranks on {one.host}, with {told}, share {one.cores} cores",
-                    f"export OMP_NUM_THREADS={max(1, one.cores // here)} (`parallel-sgd run -n` "
-                    "does so where it is not set)",
+                    f"{rank_count} ranks on {fact.host}, with {given}, share {fact.cores} cores",
+                    f"export OMP_NUM_THREADS={max(1, fact.cores // rank_count)} "
+                    "(`parallel-sgd run -n` does so where it is not set)",
                 )
             )
-    return found or fine("cores", "each thread of each rank has a core")
+    return found or ok("cores", "each thread of each rank has a core")
 
 
 def load(facts: Sequence[Facts]) -> list[Finding]:
     """Whether others use the hosts too."""
-    busy = [one for one in _first_of_each(facts) if one.load > max(BUSY, BUSY * one.cores)]
+    busy = [fact for fact in _one_per_host(facts) if fact.load > max(BUSY, BUSY * fact.cores)]
     if not busy:
-        return fine("load", "nobody else keeps the hosts busy")
-    worst = max(busy, key=lambda one: one.load / one.cores)
+        return ok("load", "nobody else keeps the hosts busy")
+    worst = max(busy, key=lambda fact: fact.load / fact.cores)
     return [
         Finding(
             "load",
             "warning",
-            f"other programs keep {in_short([one.host for one in busy])} busy: a load of "
+            f"other programs keep {shortened([fact.host for fact in busy])} busy: a load of "
             f"{worst.load:.1f} on {worst.cores} cores of {worst.host}",
             "look with `top`; all ranks wait for the one on the busiest host, and what is measured "
             "below is less than it could be",
@@ -112,21 +112,21 @@ def load(facts: Sequence[Facts]) -> list[Finding]:
 
 def shared_memory(facts: Sequence[Facts]) -> list[Finding]:
     """Whether /dev/shm has room for MPI's segments."""
-    found, ranks = [], Counter(one.host for one in facts)
+    found, ranks = [], Counter(fact.host for fact in facts)
     advice = "mount -o remount,size=1g /dev/shm; in a container: --shm-size=1g, or --ipc=host"
-    for one in _first_of_each(facts):
-        size, free = one.shared_memory or (0, 0)
-        share = free / ranks[one.host]
+    for fact in _one_per_host(facts):
+        size, free = fact.shared_memory or (0, 0)
+        share = free / ranks[fact.host]
         if share >= SHM_ENOUGH:
             continue
         says = (
-            f"/dev/shm of {one.host} has {free / MB:,.0f} MB free of {size / MB:,.0f}, for "
-            f"{ranks[one.host]} rank{'s' * (ranks[one.host] > 1)}"
+            f"/dev/shm of {fact.host} has {free / MB:,.0f} MB free of {size / MB:,.0f}, for "
+            f"{ranks[fact.host]} rank{'s' * (ranks[fact.host] > 1)}"
         )
         level: Level = "problem" if share < SHM_LEAST else "warning"
         found.append(Finding("shared-memory", level, says, advice))
-    least = min((one.shared_memory or (0, 0))[1] for one in facts)
-    return found or fine("shared-memory", f"/dev/shm has {least / MB:,.0f} MB free or more")
+    least = min((fact.shared_memory or (0, 0))[1] for fact in facts)
+    return found or ok("shared-memory", f"/dev/shm has {least / MB:,.0f} MB free or more")
 
 
 def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
@@ -137,7 +137,7 @@ def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
     """
     furthest = max(range(len(facts)), key=lambda k: abs(offsets[k]))
     if abs(offsets[furthest]) <= SKEW_S:
-        return fine("clocks", f"within {max(map(abs, offsets)) * 1e3:,.0f} ms of each other")
+        return ok("clocks", f"within {max(map(abs, offsets)) * 1e3:,.0f} ms of each other")
     return [
         Finding(
             "clocks",
@@ -152,17 +152,17 @@ def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
 
 def names(facts: Sequence[Facts]) -> list[Finding]:
     """Whether hosts resolve their own names, to something that others can reach."""
-    hosts = _first_of_each(facts)
-    nameless = [one.host for one in hosts if not one.addresses]
+    hosts = _one_per_host(facts)
+    nameless = [fact.host for fact in hosts if not fact.addresses]
     loop = [
-        one
-        for one in hosts
-        if one.addresses and all(ipaddress.ip_address(a).is_loopback for a in one.addresses)
+        fact
+        for fact in hosts
+        if fact.addresses and all(ipaddress.ip_address(a).is_loopback for a in fact.addresses)
     ]
     found = []
     if nameless:
         advice = "add them to /etc/hosts or the DNS; gloo and some MPIs ask for them"
-        says = f"a host does not resolve its own name: {in_short(nameless)}"
+        says = f"a host does not resolve its own name: {shortened(nameless)}"
         found.append(Finding("names", "warning", says, advice))
     if loop and len(hosts) > 1:
         found.append(
@@ -170,11 +170,11 @@ def names(facts: Sequence[Facts]) -> list[Finding]:
                 "names",
                 "warning",
                 "a host resolves its own name to an address that others cannot reach: "
-                + by_value([(one.host, ", ".join(one.addresses)) for one in loop]),
+                + by_value([(fact.host, ", ".join(fact.addresses)) for fact in loop]),
                 "name its address in /etc/hosts, or give --interface to `parallel-sgd run`",
             )
         )
-    return found or fine("names", "each host resolves its own name")
+    return found or ok("names", "each host resolves its own name")
 
 
 def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
@@ -183,21 +183,21 @@ def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
     Args:
         chosen: what --interface says.
     """
-    hosts = _first_of_each(facts)
+    hosts = _one_per_host(facts)
     if chosen is not None:
-        return fine("networks", f"--interface {chosen}")
+        return ok("networks", f"--interface {chosen}")
     if len(hosts) == 1:
-        return fine("networks", "one host: none is needed")
-    many = [one for one in hosts if len(one.networks) > 1]
+        return ok("networks", "one host: none is needed")
+    many = [fact for fact in hosts if len(fact.networks) > 1]
     if not many:
-        return fine("networks", "each host has one")
-    common = set.intersection(*({network for _, network in one.networks} for one in hosts))
+        return ok("networks", "each host has one")
+    common = set.intersection(*({network for _, network in fact.networks} for fact in hosts))
     shown = ", ".join(f"{name} {network}" for name, network in many[0].networks)
     return [
         Finding(
             "networks",
             "warning",
-            f"{in_short([one.host for one in many])}: several networks ({shown}), and MPI, gloo "
+            f"{shortened([fact.host for fact in many])}: several networks ({shown}), and MPI, gloo "
             "and NCCL may each choose another",
             "say which: --interface " + (" or ".join(sorted(common)) or "NETWORK"),
         )
@@ -206,49 +206,49 @@ def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
 
 def congestion(facts: Sequence[Facts]) -> list[Finding]:
     """Whether TCP finds out how fast to send in a way that suits exchanges."""
-    pairs = [(one.host, one.congestion_control or "unknown") for one in _first_of_each(facts)]
+    pairs = [(fact.host, fact.congestion_control or "unknown") for fact in _one_per_host(facts)]
     slow = [host for host, name in pairs if name.startswith("bbr")]
     if slow and len(pairs) > 1:
         return [
             Finding(
                 "congestion",
                 "warning",
-                f"{in_short(slow)}: TCP goes by BBR, with which exchanges take up to 1.2 times as "
+                f"{shortened(slow)}: TCP goes by BBR, with which exchanges take up to 1.2 times as "
                 "long",
                 "sysctl -w net.ipv4.tcp_congestion_control=cubic",
             )
         ]
-    return fine("congestion", f"TCP goes by {by_value(pairs)}")
+    return ok("congestion", f"TCP goes by {by_value(pairs)}")
 
 
 def limits(facts: Sequence[Facts]) -> list[Finding]:
     """Whether ranks may open as many connections, and lock as much memory, as they need."""
     found, needed = [], 2 * len(facts) + 256
-    few = [one for one in _first_of_each(facts) if 0 <= one.open_files < needed]
+    few = [fact for fact in _one_per_host(facts) if 0 <= fact.open_files < needed]
     if few:
         found.append(
             Finding(
                 "limits",
                 "warning",
-                f"{in_short([one.host for one in few])}: a process may open {few[0].open_files} "
+                f"{shortened([fact.host for fact in few])}: a process may open {few[0].open_files} "
                 f"files, and {len(facts)} ranks may need {needed}",
                 f"ulimit -n {needed}, in /etc/security/limits.conf or the batch system",
             )
         )
-    locked = [one for one in _first_of_each(facts) if one.rdma and one.locked_memory >= 0]
+    locked = [fact for fact in _one_per_host(facts) if fact.rdma and fact.locked_memory >= 0]
     if locked:
         found.append(
             Finding(
                 "limits",
                 "warning",
-                f"{in_short([one.host for one in locked])}: a process may lock "
+                f"{shortened([fact.host for fact in locked])}: a process may lock "
                 f"{locked[0].locked_memory / MB:,.1f} MB of memory, which RDMA needs more of",
                 "ulimit -l unlimited, in /etc/security/limits.conf or the batch system",
             )
         )
-    return found or fine("limits", "open files and locked memory suffice")
+    return found or ok("limits", "open files and locked memory suffice")
 
 
-def _first_of_each(facts: Sequence[Facts]) -> list[Facts]:
+def _one_per_host(facts: Sequence[Facts]) -> list[Facts]:
     """One for each host."""
-    return list({one.host: one for one in reversed(facts)}.values())[::-1]
+    return list({fact.host: fact for fact in reversed(facts)}.values())[::-1]

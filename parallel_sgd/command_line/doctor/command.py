@@ -22,12 +22,12 @@ from ...launcher.mpiexec import bound_mpi, find_mpiexecs, identify
 from ...launcher.options import add_ranks, seconds
 from . import checks
 from .finding import Finding
-from .ranks import examined
+from .ranks import examine_ranks
 
-RANKS = 2  #: where nothing says how many
-LONGEST_S = 300.0  #: of everything that the ranks do, if not given
+DEFAULT_RANKS = 2  #: where nothing says how many
+DEFAULT_TIMEOUT_S = 300.0  #: of everything that the ranks do, if not given
 
-_HEAD = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
+_LABELS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     launched = launched_size()
     if launched is None:
-        found = _here(given)
+        found = _check_without_launcher(given)
     else:
         if given.ranks is not None or given.hostfile is not None or given.interface is not None:
             raise UserError(
@@ -47,24 +47,24 @@ def main(argv: Sequence[str]) -> int:
                 f"started the ranks, {launched}, which are checked"
             )
         with abort_on_error():
-            found = examined()
+            found = examine_ranks()
         if launched_rank():
             return 0
     print(json.dumps(found, indent=2) if given.json else text(found), flush=True)
     return int(any(one["level"] == "problem" for one in found["findings"]))
 
 
-def _here(given: argparse.Namespace) -> dict[str, Any]:
+def _check_without_launcher(given: argparse.Namespace) -> dict[str, Any]:
     """What can be seen without ranks, and then what ranks see."""
-    findings = _mpi()
+    findings = _check_mpi()
     measured: dict[str, Any] = {"findings": [], "ranks": [], "pairs": []}
     if all(one.level != "problem" for one in findings):
-        measured = _on_ranks(given)
+        measured = _run_ranks(given)
     measured["findings"] = [*map(asdict, findings), *measured["findings"]]
     return measured
 
 
-def _mpi() -> list[Finding]:
+def _check_mpi() -> list[Finding]:
     try:
         bound = bound_mpi()
         mpiexecs = [identify(path) for path in find_mpiexecs()]
@@ -78,7 +78,7 @@ def _mpi() -> list[Finding]:
     )
 
 
-def _on_ranks(given: argparse.Namespace) -> dict[str, Any]:
+def _run_ranks(given: argparse.Namespace) -> dict[str, Any]:
     """What ranks that are started now have found."""
     allocated, ranks, options = allocation(os.environ), given.ranks, []
     if given.hostfile is not None:
@@ -88,7 +88,7 @@ def _on_ranks(given: argparse.Namespace) -> dict[str, Any]:
         ranks = allocated.slots
     if given.interface is not None:
         options += ["--interface", given.interface]
-    options += ["--timeout-s", str(given.timeout_s), "-n", str(ranks or RANKS)]
+    options += ["--timeout-s", str(given.timeout_s), "-n", str(ranks or DEFAULT_RANKS)]
     run = [sys.executable, "-m", "parallel_sgd", "run", *options]
     job = subprocess.run(
         [*run, "-m", f"{__package__}.ranks"],
@@ -104,7 +104,7 @@ def _on_ranks(given: argparse.Namespace) -> dict[str, Any]:
     failed = Finding(
         "ranks",
         "problem",
-        f"{ranks or RANKS} ranks ended with exit code {job.returncode}, and said why above",
+        f"{ranks or DEFAULT_RANKS} ranks ended with exit code {job.returncode}, and said why above",
         "see that `ssh HOST true` works without a password for each host, that this project and "
         "Python are under the same path there, and that no firewall is between them",
     )
@@ -125,9 +125,9 @@ def text(found: dict[str, Any]) -> str:
                 f"{pair['latency_s'] * 1e6:>11,.0f}"
             )
         lines.append("")
-    order = list(_HEAD)
+    order = list(_LABELS)
     for one in sorted(found["findings"], key=lambda one: order.index(one["level"])):
-        lines.append(f"{_HEAD[one['level']]:<8} {one['check']}: {one['says']}")
+        lines.append(f"{_LABELS[one['level']]:<8} {one['check']}: {one['says']}")
         if one["advice"]:
             lines.append(f"{'':<8} to do: {one['advice']}")
     return "\n".join(lines)
@@ -145,16 +145,16 @@ def _parser() -> argparse.ArgumentParser:
     add_ranks(
         add,
         "start so many ranks (default: one for each slot of the hostfile or the batch job, "
-        f"else {RANKS})",
+        f"else {DEFAULT_RANKS})",
     )
     add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
     add("--interface", metavar="IFACE", help="over this network, as for `parallel-sgd run`")
     add(
         "--timeout-s",
         type=seconds,
-        default=LONGEST_S,
+        default=DEFAULT_TIMEOUT_S,
         metavar="S",
-        help=f"give up after S seconds (default: {LONGEST_S:g})",
+        help=f"give up after S seconds (default: {DEFAULT_TIMEOUT_S:g})",
     )
     add("--json", action="store_true", help="print one JSON object instead, with all that was seen")
     return parser

@@ -55,7 +55,7 @@ class Facts:
     product: float = 0.0
 
 
-def collected(host: str, *, measures: bool) -> Facts:
+def collect_facts(host: str, *, measures: bool) -> Facts:
     """This rank's. Local. Cost: some tenths of a second where it measures.
 
     Args:
@@ -100,8 +100,8 @@ def _versions() -> dict[str, str]:
 def _threads() -> int | None:
     """The largest number that a library is told."""
     names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    told = [int(value) for value in map(os.environ.get, names) if value and value.isdecimal()]
-    return max(told, default=None)
+    given = [int(value) for value in map(os.environ.get, names) if value and value.isdecimal()]
+    return max(given, default=None)
 
 
 def _shared_memory(path: str) -> tuple[int, int] | None:

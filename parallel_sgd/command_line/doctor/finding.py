@@ -26,7 +26,7 @@ class Finding:
     advice: str = ""
 
 
-def fine(check: str, says: str) -> list[Finding]:
+def ok(check: str, says: str) -> list[Finding]:
     return [Finding(check, "ok", says)]
 
 
@@ -36,10 +36,10 @@ def by_value(values: Mapping[str, object] | Sequence[tuple[str, object]]) -> str
     hosts: dict[object, list[str]] = {}
     for host, value in pairs:
         hosts.setdefault(value, []).append(host)
-    return "; ".join(f"{value} on {in_short(names)}" for value, names in hosts.items())
+    return "; ".join(f"{value} on {shortened(names)}" for value, names in hosts.items())
 
 
-def in_short(names: Sequence[str], most: int = 4) -> str:
+def shortened(names: Sequence[str], most: int = 4) -> str:
     """Some names, and how many more."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - most} more" if len(names) > most else ""

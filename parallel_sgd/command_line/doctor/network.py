@@ -11,7 +11,7 @@ import numpy as np
 from ...communication import Communicator
 from ...communication.messages import PIECE_BYTES
 
-WARM, FIRST, LARGEST = 1 << 19, 1 << 20, 1 << 25  #: bytes of a message
+WARM_UP, SMALLEST, LARGEST = 1 << 19, 1 << 20, 1 << 25  #: bytes of a message
 ENOUGH_S = 0.05  #: a message that takes so long says enough
 ROUNDS, TRIES = 20, 3  #: of a message of a few bytes, and of one that is timed
 
@@ -49,7 +49,7 @@ def rounds_of_pairs(count: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def measured_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
+def measure_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
     """Every pair of hosts, by their first ranks; pairs of one round do not share a host.
 
     Args:
@@ -58,24 +58,24 @@ def measured_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
     Collective; the same on all ranks. Cost: some tenths of a second for each host.
     """
     names = list(dict.fromkeys(hosts))
-    first = [list(hosts).index(name) for name in names]
-    own: list[Pair] = []
+    first_ranks = [list(hosts).index(name) for name in names]
+    local: list[Pair] = []
     for pairs in rounds_of_pairs(len(names)):
         comm.barrier()
-        for one, other in pairs:
-            if comm.rank == first[one]:
-                link = Link(comm, first[other])
+        for first, second in pairs:
+            if comm.rank == first_ranks[first]:
+                link = Link(comm, first_ranks[second])
                 latency_s = link.latency_s(asks=True)
                 there, back = link.rate(sends=True), link.rate(sends=False)
-                own.append(Pair((names[one], names[other]), (there, back), latency_s))
-            elif comm.rank == first[other]:
-                link = Link(comm, first[one])
+                local.append(Pair((names[first], names[second]), (there, back), latency_s))
+            elif comm.rank == first_ranks[second]:
+                link = Link(comm, first_ranks[first])
                 link.latency_s(asks=False)
                 link.rate(sends=False)
                 link.rate(sends=True)
-    everyone = comm.allgather_object([vars(pair) for pair in own])
-    everybodys = [Pair(**pair) for theirs in everyone for pair in theirs]
-    return sorted(everybodys, key=lambda pair: [names.index(name) for name in pair.hosts])
+    gathered = comm.allgather_object([vars(pair) for pair in local])
+    all_pairs = [Pair(**pair) for values in gathered for pair in values]
+    return sorted(all_pairs, key=lambda pair: [names.index(name) for name in pair.hosts])
 
 
 class Link:
@@ -99,8 +99,8 @@ class Link:
 
     def rate(self, *, sends: bool) -> float:
         """Bytes a second from the one that sends, the best of some; the same on both sides."""
-        self._timed(WARM, sends)  # what a link takes at once after a rest
-        nbytes = FIRST
+        self._timed(WARM_UP, sends)  # what a link takes at once after a rest
+        nbytes = SMALLEST
         while True:  # a rank that has no core for a moment makes a link look slow
             seconds = min(self._timed(nbytes, sends) for _ in range(TRIES))
             if seconds >= ENOUGH_S or nbytes >= LARGEST:
@@ -147,6 +147,6 @@ def clock_offsets(comm: Communicator) -> list[float]:
         times = comm.allgather_object(time.time())
         length = max(comm.allgather_object(time.perf_counter() - begin))
         if length < shortest:
-            shortest, best = length, [theirs - times[0] for theirs in times]
+            shortest, best = length, [values - times[0] for values in times]
     assert best is not None
     return best

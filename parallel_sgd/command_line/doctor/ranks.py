@@ -12,34 +12,34 @@ from ...communication import Communicator
 from ...communication.entry_point import abort_on_error
 from ...communication.job_environment import INTERFACE
 from . import checks, speed
-from .facts import Facts, collected
+from .facts import Facts, collect_facts
 from .finding import Finding
-from .network import Pair, clock_offsets, measured_pairs
+from .network import Pair, clock_offsets, measure_pairs
 
-LONGEST_S = 60.0  #: of one wait for another rank
+TIMEOUT_S = 60.0  #: of one wait for another rank
 
 
-def examined() -> dict[str, Any]:
+def examine_ranks() -> dict[str, Any]:
     """What the ranks have found, the same on all: findings, and what has been measured.
 
     Collective. Cost: some tenths of a second for each host.
     """
-    comm = Communicator.world(timeout_s=LONGEST_S)
+    comm = Communicator.world(timeout_s=TIMEOUT_S)
     hosts = comm.hosts
     measures = comm.local_rank == 0
     comm.barrier()  # nobody measures while others still start
-    own = comm.together(lambda: collected(comm.host, measures=measures))
-    facts = [Facts(**theirs) for theirs in comm.allgather_object(vars(own))]
+    local = comm.together(lambda: collect_facts(comm.host, measures=measures))
+    facts = [Facts(**values) for values in comm.allgather_object(vars(local))]
     offsets = clock_offsets(comm)
-    pairs = measured_pairs(comm, hosts)
+    pairs = measure_pairs(comm, hosts)
     return {
-        "findings": [asdict(one) for one in judged(facts, offsets, pairs)],
+        "findings": [asdict(one) for one in run_checks(facts, offsets, pairs)],
         "ranks": [asdict(one) for one in facts],
         "pairs": [asdict(pair) for pair in pairs],
     }
 
 
-def judged(
+def run_checks(
     facts: Sequence[Facts], offsets: Sequence[float], pairs: Sequence[Pair]
 ) -> list[Finding]:
     """Every check of what ranks have found out. Local."""
@@ -60,6 +60,6 @@ def judged(
 
 if __name__ == "__main__":
     with abort_on_error():
-        answer = examined()
+        answer = examine_ranks()
         if Communicator.world().rank == 0:
             print(json.dumps(answer, allow_nan=False), flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from .facts import Facts
-from .finding import Finding, Level, fine
+from .finding import Finding, Level, ok
 from .network import Pair
 
 SLOWER, MUCH_SLOWER = 1.5, 2.5  #: times as slow as the median: a warning, a problem
@@ -35,7 +35,7 @@ def hosts(facts: Sequence[Facts]) -> list[Finding]:
                         "leave it out",
                     )
                 )
-    return found or fine("hosts", f"{', '.join(said)} on the median host")
+    return found or ok("hosts", f"{', '.join(said)} on the median host")
 
 
 def links(pairs: Sequence[Pair]) -> list[Finding]:
@@ -46,7 +46,7 @@ def links(pairs: Sequence[Pair]) -> list[Finding]:
     does not make others look so.
     """
     if not pairs:
-        return fine("links", "one host: there are none")
+        return ok("links", "one host: there are none")
     ways = [(*pair.hosts, pair.bytes_per_s[0]) for pair in pairs]
     ways += [(*pair.hosts[::-1], pair.bytes_per_s[1]) for pair in pairs]
     names = sorted({host for pair in pairs for host in pair.hosts})
@@ -69,7 +69,7 @@ def links(pairs: Sequence[Pair]) -> list[Finding]:
             says = f"between {one} and {other}: {pair.latency_s * 1e6:,.0f} us one way, the median "
             advice = "look for a longer way (traceroute), or a busy host"
             found.append(Finding("links", "warning", f"{says}has {few * 1e6:,.0f}", advice))
-    return [one for one in found if one.level != "ok"] or fine(
+    return [one for one in found if one.level != "ok"] or ok(
         "links",
         f"{usual / 1e6:,.0f} MB/s and {few * 1e6:,.0f} us, median of {len(pairs)} "
         f"pair{'s' * (len(pairs) > 1)} of hosts",

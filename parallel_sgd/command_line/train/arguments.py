@@ -18,7 +18,7 @@ from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 from ...training.session.run_folder import CONFIG, OPTIONS
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build
-from .config import arguments_of, config_text, without_defaults
+from .config import arguments_of, config_text, drop_unchosen_defaults
 from .data import require_data_options
 from .model import require_model_options
 from .options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
@@ -36,7 +36,7 @@ PATHS = {
 
 CHOICES: dict[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "optimizer": OPTIMIZERS}
 
-ADJUSTING = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": AutoLearningRate}
+ADJUSTMENTS = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": AutoLearningRate}
 
 
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
@@ -45,7 +45,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     path, from_line = _file_and_line(given)
     options = _parser_for(from_line).parse_args(from_line)
     if path is None and options.resume is not None:
-        path = _file_of_the_run(options.resume)
+        path = _config_of_run(options.resume)
     if path is not None:
         from_file = arguments_of(path, parser())
         try:
@@ -54,7 +54,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
             raise UserError(f"{path}: {error}") from None
         of_line, both = options, [*from_file, *from_line]
         options = _parser_for(both).parse_args(both)
-        without_defaults(options, of_file, of_line, CHOICES)
+        drop_unchosen_defaults(options, of_file, of_line, CHOICES)
     if options.config is not None:
         raise UserError(f"config={shown(options.config)} must be the first argument")
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
@@ -68,8 +68,8 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     checked_seed(options.seed)
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
-    _require_another_folder(options)
-    best_model(options)  # refuses what is not possible
+    _require_other_folder(options)
+    adjustment_rules(options)  # refuses what is not possible
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
     outer = getattr(algorithm, "outer", None)
@@ -87,7 +87,7 @@ def _file_and_line(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     return checked_path("config", path_given("config", given[0]), PATHS["config"]), [*given[1:]]
 
 
-def _file_of_the_run(resume: str) -> Path | None:
+def _config_of_run(resume: str) -> Path | None:
     """The options of the run that is to be resumed, as a file; None where it has left none."""
     run = run_of(path_given("resume", resume))
     return Path(run, CONFIG) if run is not None and Path(run, CONFIG).is_file() else None
@@ -101,7 +101,7 @@ def run_of(path: str | None) -> str | None:
     return next((str(folder) for folder in folders if (folder / OPTIONS).is_file()), None)
 
 
-def _require_another_folder(options: argparse.Namespace) -> None:
+def _require_other_folder(options: argparse.Namespace) -> None:
     """See that a run that goes on in its own folder is not told to begin there."""
     if options.output is None or options.resume is None:
         return
@@ -139,7 +139,7 @@ def described_as_config(
     """
     adjusted = {
         name: value
-        for rule in best_model(options).values()
+        for rule in adjustment_rules(options).values()
         for name, value in values_of(rule).items()
     }
     values = {**values_of(algorithm), **values_of(optimizer), **adjusted, **vars(options)}
@@ -149,11 +149,11 @@ def described_as_config(
     return config_text(shown_parser, values, heading=heading, whole=whole)
 
 
-def best_model(options: argparse.Namespace) -> dict[str, Any]:
+def adjustment_rules(options: argparse.Namespace) -> dict[str, Any]:
     """The rules that adjust training, of those that were asked for, by name. Local."""
     rules = {
         name: build(name, {name: kind}, options)
-        for name, kind in ADJUSTING.items()
+        for name, kind in ADJUSTMENTS.items()
         if getattr(options, name)
     }
     return rules | {"not_finite": build("not_finite", {"not_finite": NotFinitePolicy}, options)}
@@ -167,7 +167,7 @@ def _require_use(options: argparse.Namespace) -> None:
     require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
     require_data_options(options)
     require_model_options(options)
-    for name, kind in ADJUSTING.items():
+    for name, kind in ADJUSTMENTS.items():
         for option in all_options(kind):
             if hasattr(options, option.name) and not getattr(options, name):
                 value, flag = getattr(options, option.name), name.replace("_", "-")

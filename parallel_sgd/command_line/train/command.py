@@ -41,12 +41,12 @@ from ...training.session.run_folder import require_tensorboard
 from ...validation import shown
 from ...version import __version__
 from ..options import describe
-from .arguments import ADJUSTING, best_model, described_as_config, read, run_of
-from .data import TrainingData, known_of, read_data, standardized
+from .arguments import ADJUSTMENTS, adjustment_rules, described_as_config, read, run_of
+from .data import TrainingData, data_facts, read_data, standardized
 from .model import TrainingModel, kind_of_model, make_model
 from .reporting import (
     blocks,
-    deaths_in_words,
+    failures_in_words,
     finish,
     print_choices,
     print_progress,
@@ -78,14 +78,14 @@ def train_on(
     comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
     workers = algorithm.roles.workers(comm)
-    first = comm.rank == workers[0]  # which writes and reports
+    is_reporter = comm.rank == workers[0]  # which writes and reports
 
     def prepare() -> TrainingData:
         if options.device == "cuda":
             use_gpu(local_rank)
-        if first and not options.no_plot:
+        if is_reporter and not options.no_plot:
             require_installed_matplotlib()
-        if first and options.tensorboard:
+        if is_reporter and options.tensorboard:
             require_tensorboard()
         data = read_data(options)
         make_model(options, data)  # refuses options that do not fit
@@ -98,8 +98,10 @@ def train_on(
             lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
         )
     resumed = comm.together(lambda: _resumed_run(options))
-    begins = comm.allgather_object(_has_no_checkpoint(resumed, options.resume))[workers[0]]
-    if begins:
+    starts_anew = comm.allgather_object(_lost_before_checkpoint(resumed, options.resume))[
+        workers[0]
+    ]
+    if starts_anew:
         options.resume = None
     data = standardized(data, options, run_of(options.resume), comm)
     options.standardize = asked.standardize = data.standardization is not None
@@ -120,12 +122,12 @@ def train_on(
         tensorboard=options.tensorboard,
         standardization=data.standardization,
     )
-    if first and begins:
+    if is_reporter and starts_anew:
         print(f"{output} has no checkpoint yet: the run begins anew", flush=True)
-    if first:
+    if is_reporter:
         print(f"{ranks}, {len(data.train)} samples")
-        if data.taken:
-            print(data.taken)
+        if data.sources:
+            print(data.sources)
         print(f"{algorithm}\n{optimizer}", flush=True)
         period = getattr(algorithm, "period", None)
         if isinstance(period, BlockPeriod):
@@ -144,13 +146,13 @@ def train_on(
             history = parallel.run()
         except SharedError as error:
             raise _with_hint(error, options, data, learner.samples) from None
-        first = comm.rank == learner.group.workers[0]  # another one, where the first has died
-    ranks += deaths_in_words(len(comm.failed_ranks))
+        is_reporter = comm.rank == learner.group.workers[0]  # another one, where the first has died
+    ranks += failures_in_words(len(comm.failed_ranks))
     serial = None
-    if first and options.compare_serial:
+    if is_reporter and options.compare_serial:
         print("serial SGD, same seed:", flush=True)
         serial = _train_serially(options, data, optimizer)
-    if first:
+    if is_reporter:
         steps = _minibatches(options, len(data.train))
         full = steps * 2 * (comm.size - 1) * learner.parameters.flat.nbytes
         finish(folder, parallel, full, ranks, history, serial, plot=not options.no_plot)
@@ -170,10 +172,10 @@ def _session(
         print_progress(progress, options.epochs)
 
     test = model.given(data.test)
-    own = data.validation is not None
+    has_validation = data.validation is not None
     validation = CrossValidation(
         data=test if data.validation is None else model.given(data.validation),
-        name="validation" if own else "test",
+        name="validation" if has_validation else "test",
         every=options.validate_every,
         criterion=options.criterion,
         patience=options.patience,
@@ -190,14 +192,14 @@ def _session(
         rate_follows=options.rate_follows,
         microbatch_size=options.microbatch_size,
         validation=validation,
-        test=test if own else None,
+        test=test if has_validation else None,
         progress_every=options.progress_every,
         checkpoints=checkpoints,
         folder=folder,
         report=report,
         started=print_choices if folder else None,
         progress_bar=folder is not None and on_terminal() and not options.no_progress_bar,
-        **best_model(options),
+        **adjustment_rules(options),
     )
 
 
@@ -219,7 +221,7 @@ def _described(
     workers: int,
 ) -> dict[str, Any]:
     """What options.json holds."""
-    kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values(), *ADJUSTING.values()]
+    kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values(), *ADJUSTMENTS.values()]
     described_below = {option.name for kind in kinds for option in all_options(kind)}
     return {
         "parallel_sgd": __version__,
@@ -233,7 +235,7 @@ def _described(
         },
         "classes": data.task.classes,
         "outputs": data.task.outputs,
-        **known_of(data.train),
+        **data_facts(data.train),
         "task": data.task.name,
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
@@ -297,7 +299,7 @@ def _resumed_run(options: argparse.Namespace) -> str | None:
     return run
 
 
-def _has_no_checkpoint(run: str | None, resume: str | None) -> bool:
+def _lost_before_checkpoint(run: str | None, resume: str | None) -> bool:
     """Whether a run that goes on in its own folder was lost before its first checkpoint."""
     if run is None or resume is None:
         return False

@@ -19,9 +19,9 @@ from ...schedules import Cosine, Linear, Steps, WarmUp
 from ...validation import line_of, shown
 from .options import DEFAULT_LR
 
-NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
-MOST_DOTS = 10_000  #: in a file; with so many a file is read within half a second
-OF_ONE_RUN = {"output", "resume"}  #: are left out of the file that gives a run again
+COMMAND_LINE_ONLY = {"help", "version", "config", "print_config"}  #: of the command line alone
+MAX_DOTS = 10_000  #: in a file; with so many a file is read within half a second
+RUN_ONLY = {"output", "resume"}  #: are left out of the file that gives a run again
 
 
 def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]:
@@ -36,8 +36,8 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
     Local.
     """
     data = content_of(str(path), path).removeprefix(BOM_UTF8)  # as some editors write it
-    if data.count(b".") > MOST_DOTS:  # tomllib takes time by the square of those in a name
-        raise UserError(f"{path} is not a file of options: it has more than {MOST_DOTS} dots")
+    if data.count(b".") > MAX_DOTS:  # tomllib takes time by the square of those in a name
+        raise UserError(f"{path} is not a file of options: it has more than {MAX_DOTS} dots")
     try:
         content = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -64,7 +64,7 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
     return arguments
 
 
-def without_defaults(
+def drop_unchosen_defaults(
     options: argparse.Namespace,
     file: argparse.Namespace,
     line: argparse.Namespace,
@@ -82,22 +82,22 @@ def without_defaults(
     Local.
     """
     for name, kinds in choices.items():
-        theirs, ours = (
+        file_names, line_names = (
             {option.name for option in all_options(kinds[getattr(of, name)])}
             for of in (file, options)
         )
-        common = {key: getattr(file, key) for key in theirs & ours if hasattr(file, key)}
+        common = {key: getattr(file, key) for key in file_names & line_names if hasattr(file, key)}
         if name == "optimizer" and not {"lr", "lr_per_sample"} & common.keys():
             common["lr"] = DEFAULT_LR[file.optimizer]
-        if theirs <= ours:
+        if file_names <= line_names:
             continue
-        usual = values_of(kinds[getattr(file, name)](**common))
-        for key in theirs - ours - vars(line).keys():
-            if key in usual and getattr(file, key, None) == usual[key]:
+        defaults = values_of(kinds[getattr(file, name)](**common))
+        for key in file_names - line_names - vars(line).keys():
+            if key in defaults and getattr(file, key, None) == defaults[key]:
                 vars(options).pop(key, None)
     rates, given = ("lr", "lr_per_sample"), vars(line).keys()
-    usual_rate = getattr(file, "lr", None) == DEFAULT_LR[file.optimizer]
-    if options.optimizer != file.optimizer and usual_rate and given.isdisjoint(rates):
+    rate_is_default = getattr(file, "lr", None) == DEFAULT_LR[file.optimizer]
+    if options.optimizer != file.optimizer and rate_is_default and given.isdisjoint(rates):
         del options.lr
     for rate, other in (rates, rates[::-1]):
         if rate in given and other not in given:
@@ -107,7 +107,7 @@ def without_defaults(
 def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """The options that a file may have, in the parser's order. Local."""
     for action in parser._actions:
-        if action.option_strings and action.dest not in NEVER:
+        if action.option_strings and action.dest not in COMMAND_LINE_ONLY:
             yield action
 
 
@@ -172,7 +172,7 @@ def config_text(
             continue
         lines += ["", f"# ---- {group.title}"]
         for action in actions:
-            if action.dest in OF_ONE_RUN and not whole:
+            if action.dest in RUN_ONLY and not whole:
                 continue
             value = values.get(action.dest)
             help_text = (action.help or "").replace("%%", "%")

@@ -35,7 +35,7 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
 STREAMS = {"Dense": Dense, "Sparse": Sparse}
 
 #: What train.py says to a reader by itself.
-ITS_OWN = ("path", "labels", "format", "test", "seed", "say")
+RESERVED = ("path", "labels", "format", "test", "seed", "say")
 
 
 class TrainingData(NamedTuple):
@@ -47,7 +47,7 @@ class TrainingData(NamedTuple):
     validation: Dataset | None
     test: Dataset
     task: Task
-    taken: str = ""
+    sources: str = ""
     standardization: Standardization | None = None
 
 
@@ -59,16 +59,16 @@ def read_data(options: argparse.Namespace) -> TrainingData:
 
     Local.
     """
-    train, test, task, taken = _read(options)
+    train, test, task, sources = _read(options)
     if not options.validation:
-        return TrainingData(train, None, test, task, taken)
+        return TrainingData(train, None, test, task, sources)
     if not 0 < round(options.validation * len(train)) < len(train):
         raise UserError(
             f"validation={shown(options.validation)} must leave at least one of {len(train)} "
             "training samples on either side"
         )
     train, validation = train.split(options.validation, seed=options.seed)
-    return TrainingData(train, validation, test, task, taken)
+    return TrainingData(train, validation, test, task, sources)
 
 
 def standardized(
@@ -88,43 +88,41 @@ def standardized(
     before = run or options.initial_model
 
     def earlier() -> Standardization | None:
-        by = None if before is None else read_standardization(before)
-        if before is not None and by is None and options.standardize:
+        found = None if before is None else read_standardization(before)
+        if before is not None and found is None and options.standardize:
             option = "resume" if run else "initial_model"
             raise UserError(
                 f"standardize=True: the model of {option}={shown(str(before))} was trained on "
                 "features as they are"
             )
-        return by
+        return found
 
-    by = comm.together(earlier)
-    if by is None:
+    found = comm.together(earlier)
+    if found is None:
         if not options.standardize:
             return data
-        by = Standardization.of(data.train, comm)
-    numbers = by
+        found = Standardization.of(data.train, comm)
+    standardization = found
 
     def given() -> TrainingData:
-        validation = data.validation and numbers.given(data.validation)
+        validation = data.validation and standardization.given(data.validation)
         return data._replace(
-            train=numbers.given(data.train),
+            train=standardization.given(data.train),
             validation=validation,
-            test=numbers.given(data.test),
-            standardization=numbers,
+            test=standardization.given(data.test),
+            standardization=standardization,
         )
 
     return comm.together(given)
 
 
-def known_of(dataset: Dataset) -> dict[str, list[str] | None]:
+def data_facts(dataset: Dataset) -> dict[str, list[str] | None]:
     """Return what other data must have in common with these to mean the same. Local.
 
     Returns:
         The names of classes, by label, and of the columns that x is; None where there are none.
     """
-    while hasattr(
-        dataset, "dataset"
-    ):  # a part of another one, or one that is changed as it is read
+    while hasattr(dataset, "dataset"):  # a part, or a view changed on reading
         dataset = dataset.dataset
     found = {name: getattr(dataset, name, None) for name in ("names", "x_columns")}
     return {
@@ -152,18 +150,18 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
         train, test = read_bundled(test=options.test, seed=options.seed)
         classes = options.classes or classes
         return train, test, Task("classification", classes, classes), ""
-    taken: list[str] = []
+    sources: list[str] = []
     train, test = load_train_test(
         options.data,
         options.labels,
         format=options.format,
         test=options.test,
         seed=options.seed,
-        say=taken.append,
+        say=sources.append,
         **reader_options(options),
     )
     task = task_of(train, options.task, options.classes)
-    return train, test, task, f"{task.name}, {'; '.join(taken)}"
+    return train, test, task, f"{task.name}, {'; '.join(sources)}"
 
 
 def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"reader={shown(text)} must be NAME=VALUE, as size=[32,32]")
-        if name in ITS_OWN:
+        if name in RESERVED:
             flag = "--data" if name == "path" else f"--{name}"
             raise UserError(f"reader={shown(text)}: {name} is no option of a reader, see {flag}")
         if columns.get(name):

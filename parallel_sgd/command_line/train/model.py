@@ -28,7 +28,7 @@ from .data import TrainingData
 
 MODELS = ("mlp", "linear", "softmax", "bytes")
 
-_making = threading.Lock()  #: ranks that are threads have one set of random generators
+_generator_lock = threading.Lock()  #: ranks that are threads have one set of random generators
 
 
 class TrainingModel(NamedTuple):
@@ -51,12 +51,12 @@ class TrainingModel(NamedTuple):
             algorithm,
             comm,
             sync_perf_stats=options.sync_perf_stats,
-            minibatch_size=_largest(options.minibatch_size),
+            minibatch_size=_largest_size(options.minibatch_size),
             compare_every=options.compare_every,
         )
 
 
-def _largest(size: MinibatchSize) -> int:
+def _largest_size(size: MinibatchSize) -> int:
     return size if isinstance(size, int) else max(size.values())  # type: ignore[union-attr]
 
 
@@ -89,11 +89,11 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
     x, _ = data.train.read(np.arange(1), classes=data.task.classes)
     kind = kind_of_model(options)
     if kind in MODELS:
-        made = _own_model(kind, options, data, x[0].size)
+        made = _built_in_model(kind, options, data, x[0].size)
     else:
-        with _making:
+        with _generator_lock:
             _seed_generators(options.seed)
-            made = _made_by_user(kind, x.shape[1:], data.task.outputs)
+            made = _user_model(kind, x.shape[1:], data.task.outputs)
     values = None if options.initial_model is None else read_model(options.initial_model)
     if isinstance(made, Model):
         if values is not None:
@@ -106,7 +106,9 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
     return _torch_model(made, data, options, values)
 
 
-def _own_model(kind: str, options: argparse.Namespace, data: TrainingData, inputs: int) -> Model:
+def _built_in_model(
+    kind: str, options: argparse.Namespace, data: TrainingData, inputs: int
+) -> Model:
     """A model of this library."""
     task, where = data.task, {"seed": options.seed, "device": options.device}
     hidden = options.hidden or [128]
@@ -120,10 +122,10 @@ def _own_model(kind: str, options: argparse.Namespace, data: TrainingData, input
     return MLP([inputs, *widths, task.outputs], loss=TASK_LOSSES[task.name], **where)
 
 
-def _made_by_user(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
+def _user_model(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
     """What a function in a file of the user's makes."""
     path, _, name = kind.rpartition(":")
-    module = _imported(Path(path))
+    module = _import_file(Path(path))
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"model={shown(kind)}: {path} has no function {name!r}")
@@ -146,7 +148,7 @@ def _seed_generators(seed: int) -> None:
         seed_initial_values(seed)
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """A file of the user's, run as a program would be: what lies beside it can be imported."""
     if not checked_path("model", path, "file").is_file():
         raise UserError(f"model={str(path)!r}: there is no such file")

@@ -66,7 +66,7 @@ def parser(
     _add_model(p)
     _add_run(p)
     _add_validation(p)
-    _add_adjusting(p)
+    _add_adjustments(p)
     _add_numbers(p)
     _add_output(p)
     _add_measuring(p)
@@ -265,7 +265,7 @@ def _add_validation(p: argparse.ArgumentParser) -> None:
     add("--restore-best", action="store_true", help="end with the best model, not the last one")
 
 
-def _add_adjusting(p: argparse.ArgumentParser) -> None:
+def _add_adjustments(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("adjust minibatch size and learning rate (CNTK's AutoAdjust)")
     for kind, flag, does in (
         (AutoMinibatchSize, "--auto-minibatch-size", "try larger minibatches now and then"),

@@ -140,7 +140,7 @@ def ranks_in_words(size: int, workers: int) -> str:
     return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
 
 
-def deaths_in_words(lost: int) -> str:
+def failures_in_words(lost: int) -> str:
     """ ", of which 1 has died", or nothing."""
     return f", of which {lost} {'has' if lost == 1 else 'have'} died" if lost else ""
 
