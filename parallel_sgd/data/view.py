@@ -1,4 +1,4 @@
-"""What a source of minibatches must know of the learner that it feeds."""
+"""The learner and its communicator as protocols: all that a source of minibatches needs of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from ..errors import UserError
 from ..validation import kind_of
 
 
-class Rewound(Exception):
-    """Ranks have died, and the learner has gone back: its minibatches are dealt out anew from
-    there. A feed tells it a source, which begins its pass again."""
+class RolledBack(Exception):
+    """Raised into a source's pass when training has rolled back after a failure of ranks.
+
+    The learner's feed raises this error, and the source restarts its pass from the learner's clock.
+    """
 
 
 class CommunicatorView(Protocol):
-    """This rank's number, how many ranks there are, and how they come to one mind."""
+    """Rank, number of ranks, and the collectives by which sources agree."""
 
     @property
     def rank(self) -> int: ...
@@ -27,13 +29,13 @@ class CommunicatorView(Protocol):
     def fault_tolerant(self) -> bool: ...
 
     def allgather_object(self, item: Any) -> list[Any]:
-        """Every rank's `item`, in rank order. Collective."""
+        """Return every rank's `item`, in rank order. Collective."""
 
     def require_agreement(self, facts: dict[str, Any]) -> None:
         """Raise a SharedError on all ranks if any fact differs between them. Collective."""
 
     def raise_together(self, problem: str | None) -> None:
-        """Raise a SharedError on all ranks if any of them has a problem. Collective."""
+        """Raise a SharedError on all ranks if any rank has a problem. Collective."""
 
 
 class FeedView(Protocol):
@@ -41,19 +43,28 @@ class FeedView(Protocol):
 
     @property
     def samples(self) -> int:
-        """Of all ranks, up to where the next minibatch begins, whether they have been trained on or
-        wait for their step."""
+        """Samples of all ranks before the next minibatch, trained on or waiting for a step."""
 
     @property
     def distributed(self) -> bool:
-        """False where the next minibatch is of the warm start: every rank gets it whole."""
+        """False in the warm start: every rank then gets the whole next minibatch."""
 
     def announce(self, samples: int, total: int) -> None:
-        """Announce what is given next: samples of this rank, and of all ranks. May raise
-        `Rewound`."""
+        """Record the minibatch that is issued next in the ledger.
+
+        Args:
+            samples: of this rank.
+            total: samples of all ranks.
+        Raises:
+            RolledBack: training has rolled back.
+        """
 
     def complete(self) -> None:
-        """All has been given. May raise `Rewound`."""
+        """End the pass: every minibatch has been issued.
+
+        Raises:
+            RolledBack: training has rolled back.
+        """
 
     @property
     def may_rewind(self) -> bool:
@@ -61,21 +72,23 @@ class FeedView(Protocol):
 
     @property
     def trained(self) -> bool:
-        """Whether steps have been taken with all that was given. May raise `Rewound`."""
+        """True once steps have been taken with every issued minibatch. May raise `RolledBack`."""
 
-    def begin_again(self) -> None:
-        """After a `Rewound`: go on from where the learner stands. What was given before, and is yet
-        to come to a step, is not trained on."""
+    def resume(self) -> None:
+        """Continue from the learner's clock after a `RolledBack`.
+
+        Minibatches issued earlier and not yet trained on are discarded.
+        """
 
     def announce_discarded(self, samples: int) -> None:
-        """Announce something of so many samples that no step trains on."""
+        """Record in the ledger an issued minibatch of this many samples on which no step trains."""
 
 
 class LearnerView(Protocol):
-    """The learner as a source sees it; anything with these attributes will do.
+    """The attributes of a learner that a source uses; any object with these attributes will do.
 
-    It and its communicator must admit weak references. One that has a true attribute `serves` has
-    no part in the data: it gets no minibatches.
+    The learner and its communicator must admit weak references. A learner with a true attribute
+    `serves` has no part in the data and gets no minibatches.
     """
 
     @property
@@ -90,27 +103,30 @@ class LearnerView(Protocol):
         """Samples seen by all ranks so far."""
 
     def feed(self) -> AbstractContextManager[FeedView]:
-        """A `with` block around a pass over minibatches; an exception says that it was left."""
+        """Return a `with` block around a pass over minibatches.
+
+        An exception marks the pass as abandoned.
+        """
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise a SharedError on all ranks: they are in `step`, or fail at the same time."""
+        """Raise a SharedError on all ranks: every rank is in `step`, or fails at the same time."""
 
 
 def require_learner(learner: Any) -> None:
-    """Refuse what is no learner, where one is to be fed. Local.
+    """Check that a learner is given. Local.
 
     Raises:
-        UserError: it has not what a `LearnerView` has.
+        UserError: attributes of a `LearnerView` are missing.
     """
     if isinstance(learner, type) or not hasattr(learner, "comm") or not hasattr(learner, "feed"):
         raise UserError(f"learner must be an open Learner: it is {kind_of(learner)}")
 
 
 def require_ranks(comm: Any) -> None:
-    """Refuse what is no communicator. Local.
+    """Check that a communicator is given. Local.
 
     Raises:
-        UserError: it has not what a `CommunicatorView` has.
+        UserError: attributes of a `CommunicatorView` are missing.
     """
     if isinstance(comm, type) or not hasattr(comm, "raise_together"):
         raise UserError(

@@ -10,8 +10,13 @@ from torch.utils.data import Sampler
 from ..data import Dataset, LearnerView
 from ..data.order import IndexArray, epoch_order, rank_slice
 from ..data.sources.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order_of
-from ..data.sources.minibatches import MinibatchSize, checked_minibatch_size, size_after, told_size
-from ..data.view import FeedView, Rewound, require_learner
+from ..data.sources.minibatches import (
+    MinibatchSize,
+    checked_minibatch_size,
+    size_after,
+    size_summary,
+)
+from ..data.view import FeedView, RolledBack, require_learner
 from ..errors import UserError
 from ..training.recovery.base import NoRecovery, Recovery
 from ..validation import checked_seed, choice, integer, kind_of
@@ -117,7 +122,7 @@ class MinibatchSampler(Sampler[list[int]]):
         comm.raise_together(self._problem)
         facts = {
             "length of the dataset": self.samples,
-            "minibatch_size": told_size(self.minibatch_size),
+            "minibatch_size": size_summary(self.minibatch_size),
             "seed": self.seed,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
@@ -193,9 +198,9 @@ class MinibatchSampler(Sampler[list[int]]):
                         yield from self._until_trained(feed, last)
                         feed.complete()
                     return
-                except Rewound:
+                except RolledBack:
                     self._agree_after_failure()
-                    feed.begin_again()
+                    feed.resume()
 
     def _align_seed(self, begin: int, samples: int) -> None:
         """Make the epoch take a single number from PyTorch's generators.

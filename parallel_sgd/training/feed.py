@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
-from ..data.view import Rewound
+from ..data.view import RolledBack
 from .minibatch_ledger import MinibatchLedger, Pass
 from .recovery.base import Recovery
 
@@ -48,7 +48,7 @@ class Feed(Pass):
         each other, else local.
 
         Raises:
-            Rewound: they have gone back.
+            RolledBack: they have gone back.
         """
         self._require_going_on()
         if self._announced.complete and self._recovery.end_pass():
@@ -62,11 +62,11 @@ class Feed(Pass):
 
     @property
     def trained(self) -> bool:
-        """Whether steps have been taken with all that was given. May raise `Rewound`. Local."""
+        """Whether steps have been taken with all that was given. May raise `RolledBack`. Local."""
         self._require_going_on()
         return self._announced.complete
 
-    def begin_again(self) -> None:
+    def resume(self) -> None:
         """Go on from where training has gone back to. What was given before, and is yet to come to
         a step, stays void. Local."""
         self.rewound = False
@@ -77,13 +77,13 @@ class Feed(Pass):
 
     def _require_going_on(self) -> None:
         if self.rewound:
-            raise Rewound
+            raise RolledBack
 
     def announce(self, samples: int, total: int) -> None:
         """Announce the minibatch that is given next: samples of this rank, and of all ranks.
 
         Raises:
-            Rewound: training has gone back, and with it the place in the data.
+            RolledBack: training has gone back, and with it the place in the data.
         """
         self._require_going_on()
         if self._announced.feed is not self:

@@ -15,7 +15,7 @@ from ...validation import LARGEST_INTEGER, checked_seed, choice, function, integ
 from ..dataset import Dataset
 from ..items import as_dataset
 from ..validation import Array, DType, float_dtype
-from ..view import FeedView, LearnerView, Rewound, require_learner
+from ..view import FeedView, LearnerView, RolledBack, require_learner
 
 MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
 """Samples of all ranks in a minibatch: a number; a number from so many samples on; or a function of
@@ -145,8 +145,8 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                         yield self._read(np.empty(0, np.int64), learner)
                     feed.complete()
                     return
-                except Rewound:
-                    feed.begin_again()
+                except RolledBack:
+                    feed.resume()
                     self._meet(learner)
 
     @abstractmethod
@@ -170,7 +170,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
     def _facts(self) -> dict[str, Any]:
         """What must be the same on all ranks, by the names that the user knows."""
         return {
-            "minibatch_size": told_size(self.minibatch_size),
+            "minibatch_size": size_summary(self.minibatch_size),
             "epochs": self.epochs,
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -270,7 +270,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.dataset!r}, "
-            f"minibatch_size={told_size(self.minibatch_size)}, epochs={self.epochs}, "
+            f"minibatch_size={size_summary(self.minibatch_size)}, epochs={self.epochs}, "
             f"seed={self.seed}, shuffle={self.shuffle})"
         )
 
@@ -285,7 +285,7 @@ class MinibatchSource(BaseSource[Dataset, tuple[Array, Array]]):
         return self.dataset.read(indexes, dtype=self.dtype, classes=self.classes)
 
 
-def told_size(size: MinibatchSize) -> int | str:
+def size_summary(size: MinibatchSize) -> int | str:
     """What the ranks compare of a minibatch size, and a source shows."""
     if isinstance(size, int):
         return size

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...communication import RanksChanged
 from ...communication.liveness.preemption import preempt_on
-from ...data.sources.minibatches import size_after, told_size
+from ...data.sources.minibatches import size_after, size_summary
 from ...errors import SMALLER_RATE, DivergedError, Preempted, SharedError, UserError
 from ...validation import one_number
 from ..learner import Learner
@@ -145,7 +145,7 @@ class TrainingRun:
         session, checkpoints = self.session, self.session.checkpoints
         self.comm.require_agreement(
             {
-                "minibatch_size": told_size(self.minibatches.sizes),
+                "minibatch_size": size_summary(self.minibatches.sizes),
                 "epochs": session.epochs,
                 "seed": session.seed,
                 "rate_follows": session.rate_follows,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...data import BaseSource, Source, as_dataset
-from ...data.sources.minibatches import MinibatchSize, size_after, told_size
+from ...data.sources.minibatches import MinibatchSize, size_after, size_summary
 from ...errors import UserError
 from ...validation import shown
 from ..learner import Learner
@@ -87,7 +87,7 @@ class SessionMinibatches:
     def meet(self) -> None:
         """See that all ranks have the same data. Collective."""
         source, learner = self._source, self._learner
-        self.facts: dict[str, Any] = {"minibatch_size": told_size(self._sizes)}
+        self.facts: dict[str, Any] = {"minibatch_size": size_summary(self._sizes)}
         if source is None:
             origin = self._loader.batch_sampler
             self.epochs, self.epoch = self._session.epochs or 1, origin.samples_per_epoch
