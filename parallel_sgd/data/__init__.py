@@ -1,4 +1,4 @@
-"""Data sets, and sources that deal their samples out to the ranks in minibatches.
+"""Data sets, and sources that divide their samples among the ranks in minibatches.
 
 >>> train, test = digits(seed=0)
 >>> source = Source(train, minibatch_size=64, epochs=20, seed=0)

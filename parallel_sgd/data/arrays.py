@@ -1,4 +1,4 @@
-"""What a user has for arrays, taken as NumPy arrays: nothing is changed in silence."""
+"""Conversion of a user's values to NumPy arrays, without silent changes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from .validation import Array
 
 
 def as_array(name: str, values: Any) -> Array:
-    """Take what a user has as a NumPy array of no other class than `numpy.memmap`.
+    """Convert a user's values to a NumPy array, of class `ndarray` or `numpy.memmap`.
 
     Args:
-        name: what to call it in an error.
+        name: name of the values in an error.
+        values: an array, a list, or any object that NumPy can convert; not changed.
+    Returns:
+        The array; a view of `values` where NumPy can make one.
     Raises:
-        UserError: that cannot be; or values are masked, which an array would fill with something.
+        UserError: the values cannot be converted, or are masked. (An array would silently expose
+            the
+            numbers under the mask.)
 
-    Local. Cost: a mask is read once; other arrays are not looked at.
+    Local. Cost: a mask is read once; other arrays are not read.
     """
     if isinstance(values, np.ma.MaskedArray):
         _require_no_mask(name, values)
@@ -30,7 +35,7 @@ def as_array(name: str, values: Any) -> Array:
                 _require_no_mask(f"{name}[{index}]", row)
     try:
         array: Array = np.asanyarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last one of PyTorch
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises RuntimeError
         reason = "" if isinstance(error, TypeError) else f" ({line_of(error)})"
         raise UserError(f"{name} must be a NumPy array: it is {kind_of(values)}{reason}") from None
     return array if isinstance(array, np.memmap) else np.asarray(array)
@@ -48,7 +53,11 @@ def _require_no_mask(name: str, values: np.ma.MaskedArray[Any, Any]) -> None:
 
 
 def require_one_index(before: str, x: Any, y: Any) -> None:
-    """Raise a UserError where x and y are of pandas, and in different orders by their indexes."""
+    """Raise a UserError if x and y are pandas objects with different indexes or orders.
+
+    Args:
+        before: prefix of the error, such as the file's name.
+    """
     of_x: Any = getattr(x, "index", None)
     of_y: Any = getattr(y, "index", None)
     if hasattr(of_x, "equals") and hasattr(of_y, "equals") and not of_x.equals(of_y):

@@ -1,4 +1,4 @@
-"""How many classes there are, where the labels must tell."""
+"""The number of classes, counted from the labels where the format does not say."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from ..validation import LARGEST_INTEGER, integer
 from .dataset import Dataset, require_dataset
 from .validation import checked_labels, place_name
 
-BATCH = 1 << 20  #: labels' rows that are looked at together
+BATCH = 1 << 20  #: rows of labels read at a time
 
 
 def count_classes(data: Dataset, classes: int | None = None) -> int:
     """Check all labels, and return the number of classes.
 
     Args:
-        data: its labels are read part by part, its inputs only where they cannot be read without
-            (`Dataset.targets`). Not read at all where the format says how many classes there are.
-        classes: how many there are; None: as the format says, or one more than the largest label.
+        data: only labels are read, part by part, where the format can read y without x
+            (`Dataset.targets`). Nothing is read if the format declares its number of classes.
+        classes: the number of classes. None: the number declared by the format, or else one more
+            than the largest label.
     Returns:
-        `classes` where it was given.
+        The number of classes: `classes` if given.
     Raises:
-        UserError: a label is not an integer or out of range; or there would be more classes than
-            samples, as a stray label makes them, which must be asked for.
+        UserError: a label is not an integer, or is out of range. Also raised if there would be more
+            classes than samples, as a stray label makes them: the user must then confirm by
+                `classes`.
 
-    Local. One pass over the labels.
+    Local. Cost: one pass over the labels.
     """
     require_dataset("data", data)
     if classes is not None:

@@ -1,4 +1,4 @@
-"""Data sets: where the samples are, and how some of them are read."""
+"""Data sets: numbered samples, read by index."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .arrays import as_array, require_one_index
 from .mapping import mapping_of
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
-TOGETHER = 1024  #: samples that are read to see their y
+TOGETHER = 1024  #: samples read at a time by the default `targets`
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
 
 
 class Dataset(ABC):
-    """Numbered samples, each an input x and a y to be learned (the label of a class, a value, …).
+    """Numbered samples, each an input x and a target y (the label of a class, a value, …).
 
-    Only what is asked for is read.
+    Only the requested samples are read.
 
     Attributes:
-        repeatable: whether a sample is the same, and soon read, whenever it is asked for; False
-            where that is not known.
-        classes: how many there are, where the format says so: y holds labels below that, and a
-            `read` of any other is refused. None: it does not.
-        y_name: what errors call y.
-        open_groups: how many of its `groups` may be in use at a time, at least 1; the same on all
+        repeatable: True if reading a sample again returns the same values, and soon. False if this
+            is not known.
+        classes: the number of classes, if the format declares it: all labels in y are below this
+            number, and `read` refuses any larger label. None: not declared.
+        y_name: the name of y in errors.
+        open_groups: how many of the `groups` may be in use at a time, at least 1; the same on all
             ranks.
     """
 
@@ -50,11 +50,14 @@ class Dataset(ABC):
 
         Args:
             indexes: int [m], each at least 0 and below the number of samples.
-            dtype: the float type that x is converted to, and y where it holds floats; None keeps
-                the stored one.
-            classes: y holds labels, integers from 0 to classes - 1; None: any numbers.
+            dtype: the float type of the returned x, and of y if y holds floats; None keeps the
+                stored
+                type.
+            classes: y holds labels, integers from 0 to classes - 1; None: y holds any numbers.
         Returns:
-            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`; both the caller's own to change.
+            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`. The caller owns both arrays and
+            may
+            change them.
         Raises:
             UserError: a value is not finite or too large for its type, labels are not integers
                 or out of range. The message names the data, the sample's index and the value.
@@ -63,29 +66,33 @@ class Dataset(ABC):
         """
 
     def targets(self, indexes: Array) -> Array:
-        """Read y alone, of some samples: [m, …], as stored, and the caller's own to change.
+        """Read y of some samples, without x where the data set can do so.
 
-        Unless a data set has a way to read y without x, x is read too. Local.
-
+        Returns:
+            [m, …], as stored. The caller owns the array and may change it.
         Raises:
             UserError: y cannot be read.
+
+        Local. Cost: x is read too, unless the data set overrides this method.
         """
         parts = range(0, max(len(indexes), 1), TOGETHER)
         y = [self.read(indexes[begin : begin + TOGETHER], dtype=None)[1] for begin in parts]
         return np.concatenate(y)
 
     def groups(self, indexes: Array) -> Array | None:
-        """Which samples are best read together: those of a part of a file that is decoded whole.
+        """Return the group of each sample: the samples of a group are best read together.
 
-        A shuffled epoch of a source then takes `open_groups` of them at a time. Local.
+        A group is, for example, a part of a file that can only be decoded whole. A shuffled epoch
+        of a
+        source takes `open_groups` groups at a time. Local.
 
         Returns:
-            int [m], the number of each sample's group, from 0; None: each is read by itself.
+            int [m], the group number of each sample, from 0; None: samples are read one by one.
         """
         return None
 
     def __getitem__(self, index: int) -> tuple[Array, Any]:
-        """Return sample `index` as (x, y); this makes a data set a sequence, for other tools."""
+        """Return sample `index` as (x, y): a data set is a sequence for other libraries."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         x, y = self.read(np.array([index]))
@@ -94,16 +101,17 @@ class Dataset(ABC):
     def arrays(
         self, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        """Read all samples, checked, as two arrays in memory; arguments as for `read`. Local."""
+        """Read all samples into memory, checked, as two arrays; arguments as for `read`. Local."""
         require_memory(repr(self), 8 * len(self))
         return self.read(np.arange(len(self)), dtype=dtype, classes=classes)
 
     def split(self, test: int | float, *, seed: int = 0) -> tuple[Subset, Subset]:
-        """Split off a test set by chance: (training, test), the same for the same seed.
+        """Split off a random test set: (training, test), the same for the same seed.
 
         Args:
-            test: how many samples to test on, or (a float) which fraction of them, rounded.
-            seed: an integer of at least 0; nothing else decides which samples are taken.
+            test: the number of test samples, or (a float) their fraction, rounded.
+            seed: an integer of at least 0. The split depends on the seed and the number of samples
+                alone.
         Returns:
             Two subsets that read from this data set; nothing is read or copied now.
         Raises:
@@ -116,25 +124,27 @@ class Dataset(ABC):
         require_memory(f"a split of {self!r}", 8 * len(self))
         order = np.random.default_rng(stream).permutation(len(self))
         both = order[wanted:], order[:wanted]
-        if self.groups(order[:0]) is not None:  # one group after the other
+        if self.groups(order[:0]) is not None:  # ascending, so that each group stays together
             both = np.sort(both[0]), np.sort(both[1])
         return Subset(self, both[0]), Subset(self, both[1])
 
 
 class Arrays(Dataset):
-    """Samples in two arrays, in memory or memory-mapped; only the rows asked for are read.
+    """Samples in two arrays, in memory or memory-mapped; only the requested rows are read.
 
     Args:
         x: [n, …], plain numbers. Not changed, not copied.
         y: [n, …], plain numbers: labels, or values of any sign. Not changed, not copied.
-        name: of the file, say; errors begin with it.
+        name: prefix of errors, such as the file's name.
     Raises:
-        UserError: not arrays of plain numbers, masked values, lengths that differ, or indexes (of
-            pandas) that differ.
+        UserError: not arrays of plain numbers, masked values, lengths that differ, or pandas
+            indexes
+            that differ.
 
-    Where a mapped file was written to since, `read` says so; and where it has become shorter, since
-    to touch what is gone would end the process by a signal. (What is cut off between that look and
-    the reading still does.) A file that an array may write to, of mode "r+", is its owner's.
+    `read` raises a UserError if a mapped file was written to or cut since it was opened: accessing
+    pages beyond the end of a file would kill the process by a signal. (A cut between this check and
+    the reading still does.) A file mapped writable, with mode "r+", is not checked: its owner may
+    change the content.
     """
 
     repeatable = True
@@ -176,7 +186,7 @@ class Arrays(Dataset):
         return np.asarray(self.y[indexes])
 
     def require_unchanged(self) -> None:
-        """Raise a UserError where a mapped file has changed. Local; about 3 µs a file."""
+        """Raise a UserError if a mapped file has changed. Local; about 3 µs a file."""
         for name, mapping in self._mapped.items():
             mapping.require_unchanged(name)
 
@@ -185,11 +195,11 @@ class Arrays(Dataset):
 
 
 class Subset(Dataset):
-    """Some samples of another data set, in an order of their own.
+    """Some samples of another data set, in a given order.
 
     Args:
-        dataset: where they are read; errors name the index there.
-        indexes: int [m], which samples.
+        dataset: source of the samples; errors name the index in this data set.
+        indexes: int [m], the samples to take.
     Raises:
         UserError: an argument is not as required.
     """
@@ -221,10 +231,10 @@ class Subset(Dataset):
 
 
 class Flattened(Dataset):
-    """Another data set, each of whose inputs becomes one row: x [m, 8, 8] is [m, 64].
+    """Another data set with each input flattened to one row: x [m, 8, 8] becomes [m, 64].
 
     Args:
-        dataset: where the samples are read; errors name the place there.
+        dataset: source of the samples; errors name the place in this data set.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -252,7 +262,7 @@ class Flattened(Dataset):
 
 
 def flattened(dataset: Dataset) -> Dataset:
-    """Return a data set whose x is [m, inputs], as models want it, whatever its shape was. Local.
+    """Return a data set whose x is [m, inputs], as models need it, whatever its shape was. Local.
 
     >>> flattened(Arrays(np.zeros((9, 8, 8)), np.zeros(9, int))).read(np.arange(3))[0].shape
     (3, 64)
@@ -261,22 +271,20 @@ def flattened(dataset: Dataset) -> Dataset:
 
 
 def require_dataset(name: str, data: Any) -> Dataset:
-    """Return a data set.
+    """Check that a data set is given, and return it. Local.
 
     Raises:
-        UserError: it is none.
-
-    Local.
+        UserError: `data` is not a `Dataset`.
     """
     dataset: Dataset = instance(name, data, Dataset, "data.Arrays(x, y) or data.load(path)")
     return dataset
 
 
 def samples_to_test(test: int | float, samples: int) -> int:
-    """How many of so many samples are to be tested on: a number, or (a float) a fraction. Local.
+    """Return the number of test samples, given a number or (a float) a fraction. Local.
 
     Raises:
-        UserError: none would be left for one of the two.
+        UserError: the training or the test part would be empty.
     """
     if isinstance(test, float):
         wanted = round(test * samples) if 0 < test < 1 else 0

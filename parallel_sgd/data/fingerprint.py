@@ -1,4 +1,4 @@
-"""How data are told from others without reading all of them."""
+"""Fingerprints of data sets, made from a few samples."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .dataset import Dataset, require_dataset
 from .validation import DType, float_dtype
 from .view import CommunicatorView, require_ranks
 
-FEW = 256  #: samples that are compared
-FEW_BYTES = 1 << 22  #: fewer, where they are large
-FEW_LABELS = 8  #: where reading one may be slow, and give another x each time
-READINGS = 3  #: further ones that labels must be alike in before they are called different
+FEW = 256  #: samples in a fingerprint, at most
+FEW_BYTES = 1 << 22  #: limit on the bytes of their x
+FEW_LABELS = 8  #: samples where reading may be slow, and x differs each time
+READINGS = 3  #: repeated readings that must agree before ranks' labels are called different
 UNLIKE = "otherwise at each reading"
-"""The fingerprint of data whose labels are: random windows of a text, say."""
+"""The fingerprint of data whose labels change at each reading, such as random windows of a text."""
 
 
 def require_same_data(
@@ -28,19 +28,20 @@ def require_same_data(
     dtype: DType = np.float32,
     classes: int | None = None,
 ) -> str:
-    """See that the ranks read the same data, by a few samples.
+    """Check that all ranks read the same data, by the fingerprints of a few samples.
 
     Args:
-        name: what the data are called in the error.
+        name: name of the data in the error.
+        dataset: this rank's data set.
         dtype, classes: as for `Dataset.read`.
     Returns:
-        Their fingerprint, or why there is none; the same on all ranks.
+        The fingerprint, or the reason why there is none; the same on all ranks.
     Raises:
         UserError: an argument is not as required.
-        SharedError: they differ, or one of those samples cannot be read on some of the ranks (what
-            is alike on all is found where it is trained on).
+        SharedError: the data differ, or a compared sample cannot be read on some of the ranks. (A
+            sample that no rank can read is reported when training reaches it.)
 
-    Labels that a rank reads otherwise each time cannot be compared. Collective.
+    Labels that change from one reading to the next cannot be compared. Collective.
     """
     require_ranks(comm)
     text("name", name)
@@ -66,18 +67,21 @@ def require_same_data(
 
 
 def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | None = None) -> str:
-    """What tells a data set from others of the same length: a digest of a few samples.
+    """Return a digest of a few samples, to distinguish data sets of the same length.
 
-    Where it is not known to give the same x again (`Dataset.repeatable`), only labels count; where
-    these are others, too, when they are read again, it is `UNLIKE`.
+    If x may differ at the next reading (`Dataset.repeatable` is False), only labels are hashed. If
+    the labels differ too when read again, the fingerprint is `UNLIKE`.
 
     Args:
+        dataset: the data set; of 0 samples the fingerprint is "".
         dtype, classes: as for `Dataset.read`.
+    Returns:
+        16 hexadecimal digits of a SHA-256 digest, `UNLIKE`, or "".
     Raises:
         UserError: an argument or one of the samples is not as required.
 
-    Local. Cost: reads 256 samples, or as many as 4 MiB hold, at least 2; or 8 for their labels,
-    twice.
+    Local. Cost: reads 256 samples, or fewer so that their x takes at most 4 MiB, but at least 2. If
+    not repeatable, reads 8 samples twice.
     """
     require_dataset("dataset", dataset)
     classes = None if classes is None else integer("classes", classes, 1)

@@ -1,4 +1,4 @@
-"""Data in files and folders: which format it is, and who reads it."""
+"""Formats of data files and folders: recognition by name or content, and their readers."""
 
 from __future__ import annotations
 
@@ -48,16 +48,18 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Format:
-    """Who reads a format; keyword arguments of the readers are what `load` hands on.
+    """The recognizer and the readers of one format.
+
+    Keyword-only arguments of the readers are the options that `load` accepts and passes on.
 
     Attributes:
-        matches: whether a path, which may lead nowhere, is taken for it.
-        load: reads a path, and where `labels` is True that of the labels, as one data set; None:
-            there are always two.
+        matches: True if a path (existing or not) is taken for this format.
+        load: reads a path as one data set; if `labels` is True, takes the path of the labels, too.
+            None: the format always has a training and a test part.
         both: reads a path as (training, test).
-        has_both: whether a path of this format has these two parts of its own.
-        left_out: files and folders that `both` leaves out: to validate on, beside those to test on.
-        labels: y is in another file.
+        has_both: True if a path of this format contains a training and a test part.
+        skipped: files and folders ignored by `both`: a validation part if there is a test part.
+        labels: True if y is in a separate file.
     """
 
     matches: Callable[[Path], bool]
@@ -69,16 +71,16 @@ class Format:
 
 
 def ends(*suffixes: str) -> Callable[[Path], bool]:
-    """Whether a path ends in one of these, in any case."""
+    """Return a predicate for paths: True if the suffix is one of these, in any case."""
     return lambda path: path.suffix.lower() in suffixes
 
 
 def _cntk(path: PathLike, *, streams: Any = None, comm: Any = None) -> CNTKSamples:
-    """`load_cntk_text`, with what it needs as options."""
+    """Call `load_cntk_text` with its required arguments as options."""
     return load_cntk_text(path, streams, comm=comm)
 
 
-#: By name; of several that match the first one is taken.
+#: Formats by name. The first match is taken.
 FORMATS: dict[str, Format] = {
     "npz": Format(ends(".npz"), load_npz, npz_parts, has_npz_parts),
     "npy": Format(ends(".npy"), load_npy, labels=True),
@@ -101,31 +103,35 @@ def load(
     """Open a data set; the samples are read as they are used, where the format allows.
 
     Args:
-        path: of a file or folder. Its format is known by the name, or by what the folder holds:
+        path: of a file or folder. The format is recognized by the name, or by the content of the
+            folder:
 
             - npz: a ``.npz`` file with arrays x and y (`load_npz`), or x_train, x_test and so on
               (`npz_parts`)
             - npy: a ``.npy`` file of x (`load_npy`)
             - idx: an IDX file of x, with "-idx" or ".idx" in its name (`load_idx_pair`)
-            - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`, `parquet_parts`)
-            - arrow: an ``.arrow`` or ``.feather`` file, or a folder of them (`load_arrow`,
+            - parquet: a ``.parquet`` file, or a folder of Parquet files (`load_parquet`,
+              `parquet_parts`)
+            - arrow: an ``.arrow`` or ``.feather`` file, or a folder of such files (`load_arrow`,
               `arrow_parts`)
             - libsvm: a ``.svm``, ``.libsvm`` or ``.svmlight`` file (`load_libsvm`)
-            - cntk: a ``.ctf`` file; it needs ``streams=`` (`load_cntk_text`)
+            - cntk: a ``.ctf`` file; requires ``streams=`` (`load_cntk_text`)
             - mnist: a folder with the files of MNIST or Fashion-MNIST (`fashion_mnist`)
-            - cifar10, cifar100: a folder with the files of the binary version, or one of them
+            - cifar10, cifar100: a folder with the files of the binary version, or a single file
               (`cifar10`, `cifar100`)
-            - csv: a ``.csv`` or ``.tsv`` file, also ``.gz``, or a folder of them (`load_csv`,
+            - csv: a ``.csv`` or ``.tsv`` file, also ``.gz``, or a folder of such files (`load_csv`,
               `csv_parts`)
             - images: a folder with a folder of images for each class (`ImageFolder`), or with such
               folders in ``train/`` and ``test/`` (`image_folders`)
-        labels: of a ``.npy`` or IDX file of y, with a file of the same kind of x.
-        format: one of these names, where the path does not tell.
-        options: keyword arguments of the format's reader, as ``size=(32, 32)`` for images.
+        labels: path of y, if `path` is a ``.npy`` or IDX file of x; of the same format.
+        format: one of these names, if the path does not tell.
+        options: keyword arguments of the format's reader, such as ``size=(32, 32)`` for images.
+    Returns:
+        The data set.
     Raises:
-        UserError: the format is not known, an option or `labels` does not belong to it, the data
-            are already cut into training and test (`load_train_test`), or a file is missing,
-            malformed, truncated, not readable or no regular file (see the readers).
+        UserError: the format is not known; an option or `labels` does not belong to the format; the
+            data are already split into training and test (use `load_train_test`); or a file is
+            missing, malformed, truncated, not readable or no regular file (see the readers).
 
     Nothing in a file is ever executed. Local.
     """
@@ -145,14 +151,15 @@ def load_train_test(
     say: Callable[[str], object] | None = None,
     **options: Any,
 ) -> tuple[Dataset, Dataset]:
-    """Open data to train on and data to test on: the parts that they are published in, or a split.
+    """Open training and test data: the published parts if the data have them, else a random split.
 
     Args:
         path, labels, format, options: as for `load`.
-        test, seed: as for `Dataset.split`, where the data are not cut into the two already (as
-            CIFAR, MNIST, and what is in ``train/`` and ``test/`` are): there they have no effect.
-        say: is told in one line what was taken to train on and what to test on, as
-            ``say=comm.print`` prints it on rank 0.
+        test, seed: as for `Dataset.split`. No effect if the data are already split, as CIFAR,
+            MNIST,
+            and folders with ``train/`` and ``test/`` are.
+        say: called with one line: the data taken for training and for test. ``say=comm.print``
+            prints this line on rank 0.
     Returns:
         (training, test).
     Raises:
@@ -185,12 +192,14 @@ def load_to_test(
     known: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Open data to test a model on: the part for that, where data are cut into two, else all.
+    """Open data to test a model on: the test part if the data are split, else all samples.
 
     Args:
         path, labels, format, options: as for `load`.
-        known: options that are given where the format has them, unless `options` says otherwise:
-            the names of the classes that the model has learned, say.
+        known: options applied if the format has them and `options` does not set them, such as the
+            names of the classes that the model has learned.
+    Returns:
+        The data set.
     Raises:
         UserError: as for `load`.
 
@@ -207,7 +216,10 @@ def load_to_test(
 
 
 def _has_both(name: str, place: Path, options: Mapping[str, Any]) -> bool:
-    """Whether data are cut into two parts; `names` of all classes says that folders are none."""
+    """Return True if the data are split into training and test, and folders are not named classes.
+
+    The option `names` (of all classes) says that folders named "train" or "test" are classes.
+    """
     known = FORMATS[name]
     return known.both is not None and "names" not in options and known.has_both(place)
 

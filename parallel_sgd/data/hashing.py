@@ -1,4 +1,4 @@
-"""Numbers to ids: a hash of 64 bits that is the same on every machine and in every process."""
+"""Hashing of numbers to 64-bit ids, the same on every machine and in every process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from .validation import Array
 
-STEP = np.uint64(0x9E3779B97F4A7C15)  #: odd: multiples of it are 2^64 numbers, far from each other
+STEP = np.uint64(0x9E3779B97F4A7C15)  #: odd: its 2^64 multiples all differ and lie far apart
 LARGEST_ID = (1 << 63) - 1
 
 
 def mixed(numbers: Array) -> Array:
-    """Mix the bits of numbers in place, so that neighbours become numbers as by chance.
+    """Mix the bits of numbers in place: neighbouring numbers become apparently random ones.
 
-    A bijection of the numbers of 64 bits: different ones stay different; 0 stays 0.
+    A bijection of the 64-bit numbers: different numbers stay different, and 0 stays 0.
 
     Args:
         numbers: uint64 [...], changed.
@@ -33,6 +33,6 @@ def mixed(numbers: Array) -> Array:
 
 
 def fractions(numbers: Array) -> Array:
-    """Take mixed uint64 numbers as float64 from 0 to below 1, each a multiple of 2^-53. Local."""
+    """Convert mixed uint64 numbers to float64 in [0, 1), multiples of 2^-53. Local."""
     scaled: Array = (numbers >> np.uint64(11)) * 2.0**-53
     return scaled

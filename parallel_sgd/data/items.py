@@ -1,4 +1,4 @@
-"""Samples of any object whose items are pairs, and what else a user may have for a data set."""
+"""Samples of any object whose items are pairs, and conversion of a user's data to a data set."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Items(Dataset):
     """Samples of any object with ``__len__`` and ``__getitem__``, whose items are pairs (x, y).
 
     Args:
-        items: item i, for i from 0, is the pair (x_i, y_i); all x_i of one shape, and all y_i,
-            which are integers or all floats. Only the items asked for are read, and once item 0
-            where an empty minibatch must know its shape.
+        items: item i, from 0, is the pair (x_i, y_i). All x_i have one shape, and all y_i have one
+            shape; y_i are all integers or all floats. Only the requested items are read. Item 0 is
+            read once if an empty minibatch needs its shape.
 
-    What an item's own code raises is told as a `UserError`, with the place where it arose.
+    An exception raised by an item's own code becomes a `UserError` with the place in that code.
     """
 
     def __init__(self, items: Any) -> None:
@@ -33,13 +33,15 @@ class Items(Dataset):
             raise UserError(f"items must have a length, and pairs (x, y): it is {kind_of(items)}")
         self.items = items
         self._none: tuple[Array, Array] | None = None
-        self._integers: tuple[bool, int] | None = None  #: whether y is, as the first item read says
+        self._integers: tuple[bool, int] | None = (
+            None  #: of the first item read: y is integers, index
+        )
 
     def __len__(self) -> int:
         try:
             return len(self.items)
         except Exception as error:
-            raise UserError(f"the number of items cannot be told: {_told(error)}") from error
+            raise UserError(f"the number of items cannot be told: {_error_text(error)}") from error
 
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
@@ -59,10 +61,10 @@ class Items(Dataset):
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"item {index} cannot be read: {_told(error)}") from error
+            raise UserError(f"item {index} cannot be read: {_error_text(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"item {index} must be a pair (x, y): it is {kind_of(item)}")
-        x, y = _of_item("x", index, item[0]), _of_item("y", index, item[1])
+        x, y = _item_array("x", index, item[0]), _item_array("y", index, item[1])
         integers = y.dtype.kind != "f"
         if self._integers is None:
             self._integers = integers, index
@@ -87,14 +89,18 @@ class Items(Dataset):
 
 
 def as_dataset(x: Any, y: Any = None) -> Dataset:
-    """Take what a user has as a data set.
+    """Convert a user's data to a data set.
 
     Args:
         x: inputs [n, …], or without `y` a `Dataset` or any object with ``__len__`` and
             ``__getitem__`` whose items are pairs (x_i, y_i).
-        y: [n, …], what is to be learned of each.
+        y: targets [n, …].
+    Returns:
+        `x` itself if it is a `Dataset`; else `Arrays` or `Items` around the arguments.
     Raises:
-        UserError: it is none of these.
+        UserError: `x` is none of these.
+
+    Local.
     """
     if isinstance(x, str | bytes) or hasattr(x, "__fspath__"):
         raise UserError(f"x={shown(x)} must be an array or a data set; `load` reads a file")
@@ -114,8 +120,8 @@ def as_dataset(x: Any, y: Any = None) -> Dataset:
     )
 
 
-def _of_item(name: str, index: int, values: Any) -> Array:
-    """x or y of an item; what to call it is made up only for an error."""
+def _item_array(name: str, index: int, values: Any) -> Array:
+    """Convert x or y of an item to an array; the name for errors is formatted only if needed."""
     if isinstance(values, np.ma.MaskedArray | list | tuple):
         return as_array(f"{name}[{index}]", values)
     try:
@@ -127,8 +133,8 @@ def _of_item(name: str, index: int, values: Any) -> Array:
     return array
 
 
-def _told(error: Exception) -> str:
-    """What an error in the user's code is, and where it arose."""
+def _error_text(error: Exception) -> str:
+    """Describe an exception of the user's code, and the file and line that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     line = line_of(error)
     kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""Several data sets as one, as the files of a folder are."""
+"""Several data sets joined into one, such as the files of a folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from .validation import Array, DType
 
 
 class Joined(Dataset):
-    """Data sets one after the other: sample i is one of the first, or of the next ones.
+    """Data sets joined end to end: sample indexes run through the first data set, then the next.
 
     Args:
-        datasets: at least one, whose samples have one shape; errors name the place there.
+        datasets: at least one, whose samples have one shape. Errors name the place in the data set
+            of the sample.
         name: for `repr`.
     Raises:
-        UserError: there is none, or one of them is something else.
+        UserError: the list is empty, or an element is not a data set.
 
     >>> from .dataset import Arrays
     >>> first, second = (Arrays(np.full((n, 1), n), np.arange(n)) for n in (2, 3))
@@ -50,20 +51,19 @@ class Joined(Dataset):
     ) -> tuple[Array, Array]:
         where = self._where(indexes)
         parts = [
-            self.datasets[number].read(own, dtype=dtype, classes=classes)
-            for number, _, own in where
+            self.datasets[number].read(local, dtype=dtype, classes=classes)
+            for number, _, local in where
         ]
         xs, ys = zip(*parts, strict=True)
         return self._arranged("x", xs, where), self._arranged("y", ys, where)
 
     def targets(self, indexes: Array) -> Array:
         where = self._where(indexes)
-        ys = tuple(self.datasets[number].targets(own) for number, _, own in where)
+        ys = tuple(self.datasets[number].targets(local) for number, _, local in where)
         return self._arranged("y", ys, where)
 
     def _where(self, indexes: Array) -> list[tuple[int, Array, Array]]:
-        """Of each data set that is read: its number, which places in the minibatch, and which
-        samples of its own."""
+        """Return a tuple for each data set to read: number, places in the minibatch, local indexes."""
         numbers = self._ends.searchsorted(indexes, side="right")
         where = []
         for number in np.unique(numbers).tolist() or [0]:

@@ -1,4 +1,4 @@
-"""Arrays in mapped files, which others may cut or overwrite while they are read."""
+"""Memory-mapped files, checked for cuts and changes by other programs while in use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from .unchanged import Identity, identity_of, require_same
 
 
 def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
-    """The bytes of a file, memory-mapped: read as they are used.
+    """Memory-map the bytes of a file: pages are read as they are used.
 
+    Returns:
+        uint8 [bytes], read-only; an array in memory if the file is empty.
     Raises:
-        UserError: it is missing, not readable, no regular file, or cannot be mapped.
+        UserError: the file is missing, not readable, no regular file, or cannot be mapped.
 
     Local.
     """
@@ -36,27 +38,27 @@ def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
 
 
 class Mapping:
-    """The pages that an array lies in, and the file that they are of.
+    """The mapped pages of an array, and their file.
 
     Args:
-        pages: which keep their file open.
+        pages: the mapping; keeps its file open.
         end: how many bytes of the file must be there.
-        path: of the file, which is held open; "" where its owner may write to it.
+        path: of the file, which is held open; "" if the file's owner may write to it.
 
     Attributes:
-        before: what the file was; None where that is not known.
+        before: the identity of the file when opened; None if not known.
     """
 
     def __init__(self, pages: mmap.mmap, end: int, path: str) -> None:
         self.pages, self.end = pages, end
         self.before: Identity | None = None
-        with suppress(OSError):  # it is gone already: its pages are not
+        with suppress(OSError):  # the file was removed; its pages remain
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             finalize(self, os.close, self._file)
             self.before = identity_of(os.fstat(self._file))
 
     def require_whole(self, name: str) -> None:
-        """Raise a UserError where the file has become shorter. Local; one system call."""
+        """Raise a UserError if the file has become shorter. Local; one system call."""
         size = self.pages.size()
         if size < self.end:
             raise UserError(
@@ -65,10 +67,11 @@ class Mapping:
             )
 
     def require_unchanged(self, name: str) -> None:
-        """Raise a UserError where the file has become shorter or was written to.
+        """Raise a UserError if the file has become shorter or was written to.
 
-        Where another file has taken its name, the pages stay what they were. Local; one system
-        call, a microsecond.
+        Replacing the file by another of the same name is no error: the mapped pages stay as they
+        were.
+        Local; one system call, a microsecond.
         """
         before = self.before
         if before is None:
@@ -81,10 +84,7 @@ class Mapping:
 
 
 def mapping_of(array: Any) -> Mapping | None:
-    """The mapping of an array, or of the one of which it is a view; None where there is none.
-
-    Local.
-    """
+    """Return the mapping of an array, or of the array below a view; None if not mapped. Local."""
     while array is not None and not isinstance(getattr(array, "base", None), mmap.mmap):
         array = getattr(array, "base", None)
     if not isinstance(array, np.memmap):

@@ -1,4 +1,4 @@
-"""In which order the samples of an epoch are taken, and which of them are whose."""
+"""The order of the samples in an epoch, and the division of a minibatch among the ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ IndexArray = npt.NDArray[np.signedinteger[Any]]
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArray:
     """Return the order of an epoch's samples: a permutation drawn from (seed, epoch) alone.
 
-    It knows neither rank nor number of ranks, so that every rank finds the same one without
-    communication. Takes 8 bytes a sample. Local.
+    The order depends neither on the rank nor on the number of ranks, so every rank computes the
+    same
+    order without communication. Memory: 8 bytes a sample. Local.
 
+    Args:
+        samples: number of samples.
+        seed, epoch: seeds of the permutation.
+        shuffle: False returns 0, 1, 2, …
+    Returns:
+        int [samples].
     Raises:
-        UserError: no machine like this one has as much memory.
+        UserError: the order would take more memory than the machine can have.
     """
     require_memory("the order of an epoch's samples", 8 * samples)
     if not shuffle:
@@ -30,8 +37,8 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
 def rank_slice(samples: int, rank: int, size: int) -> slice:
     """Return the contiguous part of a minibatch that belongs to one rank.
 
-    The parts of all ranks, in rank order, are the minibatch; their sizes differ by one at most,
-    the larger ones first, so that ranks beyond the number of samples get nothing. Local.
+    The parts of all ranks, in rank order, form the minibatch. Their sizes differ by one at most,
+    larger parts first; ranks beyond the number of samples get nothing. Local.
 
     >>> [rank_slice(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]

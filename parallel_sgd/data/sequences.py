@@ -1,4 +1,4 @@
-"""Sequences of uneven lengths: where they are, and how some of them are read as one array."""
+"""Sequences of different lengths, read as padded arrays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .order import IndexArray
 from .validation import Array, DType, check_numbers, checked_targets, float_dtype
 from .view import CommunicatorView
 
-FEW = 16  #: sequences that the ranks compare
+FEW = 16  #: number of sequences whose tokens the ranks compare
 
 
 class Padded(NamedTuple):
-    """Sequences in one array, each filled up to the length of the longest.
+    """Sequences in one array, each padded to the length of the longest.
 
     Attributes:
-        values: [m, longest, …]; [0, 1, …] of none.
-        lengths: int64 [m], how many values of each are its own: the tokens.
+        values: [m, longest, …]; [0, 1, …] if there is no sequence.
+        lengths: int64 [m], the number of tokens of each sequence, without padding.
     """
 
     values: Array
@@ -32,12 +32,14 @@ class Padded(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of all sequences together."""
+        """Number of tokens of all sequences together."""
         return int(self.lengths.sum())
 
     @property
     def mask(self) -> Array:
-        """bool [m, longest]: whether a place is a token; ``values[mask]`` are all tokens in turn.
+        """bool [m, longest]: True for a token, False for padding.
+
+        ``values[mask]`` are all tokens in turn.
 
         >>> padded([np.array([1, 2, 3]), np.array([4])]).mask.tolist()
         [[True, True, True], [True, False, False]]
@@ -46,13 +48,13 @@ class Padded(NamedTuple):
 
 
 def padded(sequences: Sequence[Any], fill: int = 0) -> Padded:
-    """Put sequences into one array: what a model is given to be evaluated, say.
+    """Pad sequences into one array, for example to evaluate a model.
 
     Args:
-        sequences: at least one; arrays [length, …] that are alike but for their lengths.
-        fill: what follows the shorter ones.
+        sequences: at least one; arrays [length, …] that differ in their lengths only.
+        fill: the padding value.
     Raises:
-        UserError: they are not as required.
+        UserError: an argument is not as required.
 
     Local.
 
@@ -60,17 +62,22 @@ def padded(sequences: Sequence[Any], fill: int = 0) -> Padded:
     [[1, 2, 3], [4, 0, 0]]
     """
     fill = integer("fill", fill, -LARGEST_INTEGER)
-    rows = _alike("sequences", sequences)
+    rows = _checked_arrays("sequences", sequences)
     lengths = np.array([len(row) for row in rows])
     return filled_up(np.concatenate(rows), lengths, fill)
 
 
 def filled_up(tokens: Array, lengths: IndexArray, fill: int) -> Padded:
-    """Pad sequences that follow each other in one array.
+    """Pad sequences that are concatenated in one array.
 
     Args:
         tokens: [tokens, …], of all sequences.
-        lengths: int64 [m], how many of them are of each.
+        lengths: int64 [m], the number of tokens of each sequence.
+        fill: the padding value.
+    Raises:
+        UserError: the padded array would not fit into memory.
+
+    Local.
     """
     shape = len(lengths), int(lengths.max(initial=1)), *tokens.shape[1:]
     require_memory(
@@ -82,9 +89,9 @@ def filled_up(tokens: Array, lengths: IndexArray, fill: int) -> Padded:
 
 
 class Sequences(ABC):
-    """Numbered sequences, each an x [length, …] and a y: a sequence, too, or one for the whole.
+    """Numbered sequences, each an x [length, …] and a y: a sequence, or one target for the whole.
 
-    One is the same whenever it is read.
+    Reading a sequence again returns the same values.
 
     Attributes:
         lengths: int64 [n], the tokens of each x, at least 1.
@@ -110,13 +117,14 @@ class Sequences(ABC):
             indexes: int [m], each at least 0 and below the number of sequences.
             dtype: the float type of floats; None keeps the stored one. Integers become int64.
             classes: y holds labels, integers from 0 to classes - 1; None: any numbers.
-            y_fill: what follows the shorter ones of y, where it holds sequences.
+            y_fill: the padding value of y, if y holds sequences.
         Returns:
-            x padded with zeros, and y padded, or an array [m, …] where it is one for each sequence;
-            the caller's own to change.
+            x padded with zeros, and y: padded, or an array [m, …] of one target for each sequence.
+                The
+            caller owns the arrays and may change them.
         Raises:
             UserError: a value is not finite or too large for its type, labels are not integers or
-                out of range; the message names the sequence.
+                out of range. The message names the sequence.
 
         Local.
         """
@@ -126,12 +134,13 @@ class SequenceArrays(Sequences):
     """Sequences in memory.
 
     Args:
-        x: a list of arrays [length, …], lengths of at least 1, alike in all else: integers, as ids
-            of words, or floats.
-        y: a list of arrays like it, with a length of their own (one label a token, say); or an
-            array or a list of numbers [n, …]: one for each sequence. Neither is copied.
+        x: a list of arrays [length, …], of lengths from 1, and otherwise of one shape and dtype:
+            integers, such as ids of words, or floats. Not copied.
+        y: a list of arrays with their own lengths (one label a token, say); or an array or a list
+            of
+            numbers [n, …], one target for each sequence. Not copied.
     Raises:
-        UserError: they are not as required.
+        UserError: an argument is not as required.
 
     Local. Cost: looks at each array's shape.
 
@@ -142,11 +151,11 @@ class SequenceArrays(Sequences):
     """
 
     def __init__(self, x: Sequence[Any], y: Any) -> None:
-        self._x = _alike("x", x)
+        self._x = _checked_arrays("x", x)
         self.lengths = np.array([len(row) for row in self._x], np.int64)
         self._y: list[Array] | Array
         if isinstance(y, list | tuple) and y and getattr(y[0], "ndim", hasattr(y[0], "__len__")):
-            self._y = _alike("y", y)
+            self._y = _checked_arrays("y", y)
         else:
             self._y = as_array("y", y)
             check_numbers("y", self._y)
@@ -174,10 +183,14 @@ class SequenceArrays(Sequences):
 
 
 def as_sequences(x: Any, y: Any = None) -> Sequences:
-    """Take what a user has as sequences: `Sequences`, or what `SequenceArrays` takes.
+    """Convert a user's data to `Sequences`.
 
+    Returns:
+        `x` itself if it is `Sequences`; else `SequenceArrays` of the arguments.
     Raises:
-        UserError: it is neither.
+        UserError: the arguments are neither.
+
+    Local.
     """
     if not isinstance(x, Sequences):
         return SequenceArrays(x, y)
@@ -191,13 +204,17 @@ def as_sequences(x: Any, y: Any = None) -> Sequences:
 def require_same_sequences(
     sequences: Sequences, comm: CommunicatorView, *, dtype: DType, classes: int | None
 ) -> str:
-    """See that the ranks read the same sequences, by all lengths and the tokens of a few.
+    """Check that all ranks read the same sequences, by all lengths and the tokens of a few.
 
+    Args:
+        sequences: this rank's.
+        dtype, classes: as for `Sequences.read`.
     Returns:
-        A digest of them.
+        A digest of the sequences, the same on all ranks.
     Raises:
-        SharedError: they differ, or one of those cannot be read on some of the ranks (what is alike
-            on all is found where it is trained on).
+        SharedError: the sequences differ, or a compared sequence cannot be read on some of the
+            ranks.
+            (A sequence that no rank can read is reported when training reaches it.)
 
     Collective.
     """
@@ -216,11 +233,11 @@ def require_same_sequences(
     return found
 
 
-def _alike(name: str, rows: Any) -> list[Array]:
-    """Sequences as arrays that differ in their lengths alone.
+def _checked_arrays(name: str, rows: Any) -> list[Array]:
+    """Convert sequences to arrays that differ in their lengths only.
 
     Raises:
-        UserError: they do not; or one is empty.
+        UserError: shapes or dtypes differ, or a sequence is empty.
     """
     if isinstance(rows, str | bytes) or not hasattr(rows, "__len__") or len(rows) == 0:
         raise UserError(f"{name} must be a list of arrays, at least one: it is {kind_of(rows)}")
@@ -249,7 +266,7 @@ def _read(
     classes: int | None,
     fill: int,
 ) -> Padded:
-    """Some sequences, checked all at once; one by one to name the place of what is wrong."""
+    """Read some sequences, checked all at once, or one by one if needed to name the bad place."""
     wanted = [rows[int(index)] for index in indexes]
     lengths = np.array([len(row) for row in wanted], np.int64)
     tokens = np.concatenate([rows[0][:0], *wanted])

@@ -1,4 +1,4 @@
-"""What the head of a file declares: seen to be there, before memory is taken for it."""
+"""Checks of the sizes that a file's header declares, before memory is allocated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import numpy as np
 
 from ..errors import UserError
 
-MOST_DEFLATED = 1032  #: bytes that a byte of zlib's can stand for
+MOST_DEFLATED = 1032  #: largest expansion of zlib, in bytes for each byte
 
 
 def require_bytes(what: str, shape: tuple[int, ...], dtype: np.dtype[Any], have: int) -> int:
-    """Return how many bytes an array takes, where that many are there."""
+    """Return the size of an array in bytes, if at least so many bytes are available.
+
+    Args:
+        what: name of the array in an error.
+        have: the number of available bytes.
+    Raises:
+        UserError: fewer bytes are available.
+    """
     size = math.prod(shape) * dtype.itemsize
     if have < size:
         raise UserError(
@@ -23,7 +30,7 @@ def require_bytes(what: str, shape: tuple[int, ...], dtype: np.dtype[Any], have:
 
 
 def require_deflatable(what: str, size: int, compressed: int) -> None:
-    """See that compressed bytes could hold as many as are declared."""
+    """Raise a UserError if so many compressed bytes cannot expand to the declared size."""
     if size > MOST_DEFLATED * compressed + 64:
         raise UserError(
             f"{what} is not well-formed: it claims {size} bytes, which its {compressed} "

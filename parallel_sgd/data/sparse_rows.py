@@ -1,4 +1,4 @@
-"""Rows of which few numbers are not 0."""
+"""Sparse rows: rows stored by their few non-zero numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from .validation import Array
 
 
 class SparseRows(NamedTuple):
-    """The rows of a minibatch, each as its numbers that are not 0: compressed sparse rows (CSR).
+    """The rows of a minibatch as their non-zero numbers: compressed sparse rows (CSR).
 
-    ``scipy.sparse.csr_array((rows.values, rows.columns, rows.begins), rows.shape)`` is such an
-    array, and so is ``torch.sparse_csr_tensor(begins, columns, values, shape)``.
+    ``scipy.sparse.csr_array((rows.values, rows.columns, rows.begins), rows.shape)`` converts the
+    rows
+    to SciPy, and ``torch.sparse_csr_tensor(begins, columns, values, shape)`` to PyTorch.
 
     Attributes:
-        begins: int64 [m + 1], where in the other two each row begins, and the last one ends.
+        begins: int64 [m + 1]. Row i is the range begins[i] to begins[i + 1] of `columns` and
+            `values`.
         columns: int64 [numbers], ascending in each row, from 0.
         values: float [numbers].
         shape: (m, features).
@@ -30,7 +32,11 @@ class SparseRows(NamedTuple):
     shape: tuple[int, int]
 
     def dense(self) -> Array:
-        """All numbers, [m, features]."""
+        """Return all numbers, [m, features]. Local.
+
+        Raises:
+            UserError: the array would not fit into memory.
+        """
         require_memory(f"x {list(self.shape)}", self.shape[0] * self.shape[1] * 8)
         x = np.zeros(self.shape, self.values.dtype)
         x[np.repeat(np.arange(self.shape[0]), np.diff(self.begins)), self.columns] = self.values

@@ -1,4 +1,4 @@
-"""Features of mean 0 and standard deviation 1, by the numbers of the training set."""
+"""Standardization of features to mean 0 and standard deviation 1 over the training set."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..validation import checked_path, instance
 from .arrays import as_array
 from .dataset import Dataset, require_dataset
 from .readers.files import npz_member
-from .readers.text_file import by_ranks
+from .readers.text_file import split_over_ranks
 from .validation import Array, DType, checked_inputs, float_dtype
 from .view import CommunicatorView
 
-STANDARDIZATION = "standardization.npz"  #: in a run's folder
-PARTS = 256  #: at most so many parts of the data, whatever the ranks, have moments of their own
+STANDARDIZATION = "standardization.npz"  #: file name in a run's folder
+PARTS = 256  #: parts of the data with separate moments, at most; the same for any number of ranks
 MOMENTS = 5
-MOST_BYTES = 1 << 25  #: of samples that are read together, and of moments that ranks exchange
+MOST_BYTES = 1 << 25  #: limit on the samples read at a time, and on the moments exchanged by ranks
 
 
 @dataclass(frozen=True, eq=False)
 class Standardization:
-    """The numbers that standardize features: x becomes (x - mean) / scale.
+    """Means and scales of features: x becomes (x - mean) / scale.
 
     Attributes:
         mean: float64, of one sample's shape: the mean of each feature over the training set.
-        scale: float64, of the same shape: its standard deviation; 1 where it is constant.
+        scale: float64, of the same shape: the standard deviation; 1 for a constant feature.
     """
 
     mean: npt.NDArray[np.float64]
@@ -41,11 +41,13 @@ class Standardization:
 
     @classmethod
     def of(cls, train: Dataset, comm: CommunicatorView | None = None) -> Standardization:
-        """Compute the numbers of a data set, the same bits for any number of ranks.
+        """Compute mean and scale over a data set, the same bits for any number of ranks.
 
         Args:
-            train: of at least one sample.
-            comm: each of its ranks reads its part of the data; None: this rank reads all.
+            train: at least one sample.
+            comm: each rank reads its part of the data; None: this rank reads all samples.
+        Returns:
+            The standardization, the same on all ranks of `comm`.
         Raises:
             UserError: there are no samples, x holds ids, a value is not finite, or a standard
                 deviation is not; a SharedError on all ranks of `comm`.
@@ -64,7 +66,9 @@ class Standardization:
             found = [_moments_of(train, first, after) for first, after in pairs if first < after]
             return np.stack(found) if found else np.empty((0, MOMENTS, *shape))
 
-        samples, mean, squares, least, largest = reduce(_merged, by_ranks(moments, parts, comm))
+        samples, mean, squares, least, largest = reduce(
+            _merged, split_over_ranks(moments, parts, comm)
+        )
         scale = np.sqrt(squares / samples)
         if not (np.isfinite(mean).all() and np.isfinite(scale).all()):
             raise UserError(f"{train!r} has features too large to be standardized")
@@ -74,7 +78,7 @@ class Standardization:
         """Standardize inputs.
 
         Args:
-            x: [m, …], numbers of the shape that the training set's samples have; not changed.
+            x: [m, …], numbers of the shape of the training set's samples; not changed.
             dtype: the float type of the result; None: float64.
         Returns:
             [m, …], a new array.
@@ -87,7 +91,7 @@ class Standardization:
         return self.apply_at(np.arange(len(array)), array, float_dtype(dtype))
 
     def apply_at(self, indexes: Array, x: Array, dtype: np.dtype[Any] | None) -> Array:
-        """`apply`, to samples of a data set, whose places there errors name. Local."""
+        """Standardize samples of a data set as `apply` does; errors name their `indexes`. Local."""
         if x.shape[1:] != self.mean.shape:
             raise UserError(
                 f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as those "
@@ -98,35 +102,35 @@ class Standardization:
         return checked_inputs("standardized x", scaled, indexes, dtype)
 
     def given(self, dataset: Dataset) -> Dataset:
-        """The data set with its x standardized as it is read. Local.
+        """Return the data set with its x standardized as it is read. Local.
 
         Raises:
-            UserError: its samples have another shape.
+            UserError: samples have another shape than `mean`.
         """
         self.apply(_floats(dataset, np.arange(0)))
         return Standardized(dataset, self)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the numbers to a new file. Local.
+        """Write mean and scale to a new file. Local.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         with Path(path).open("wb") as file:
             np.savez(file, mean=self.mean, scale=self.scale)
 
 
 def read_standardization(path: str | os.PathLike[str]) -> Standardization | None:
-    """Read the numbers that a run has used.
+    """Read the standardization of a run.
 
     Args:
         path: of the run's folder, of its ``model.npz``, or of the file itself.
     Returns:
-        The numbers; None where the run has used none.
+        The standardization; None if the run has not standardized.
     Raises:
         UserError: the file is damaged.
 
-    Nothing in it is executed. Local.
+    Nothing in the file is executed. Local.
     """
     place = checked_path("path", path, "run's folder")
     folder = place if place.is_dir() else place.parent
@@ -143,11 +147,11 @@ def read_standardization(path: str | os.PathLike[str]) -> Standardization | None
 
 
 class Standardized(Dataset):
-    """Another data set, whose x is standardized as it is read.
+    """Another data set with its x standardized as it is read.
 
     Args:
-        dataset: where the samples are read; errors name the place there.
-        by: the numbers.
+        dataset: source of the samples; errors name the place in this data set.
+        by: the standardization.
     Raises:
         UserError: an argument is not as required.
     """
@@ -188,8 +192,10 @@ def _floats(dataset: Dataset, indexes: Array) -> Array:
 
 
 def _moments_of(dataset: Dataset, begin: int, end: int) -> Array:
-    """Of each feature of some samples, at least one, [5, …]: their number, the mean, the sum of
-    squared differences from it, the least and the largest value."""
+    """Return the moments of each feature over samples `begin` to `end`, at least one sample.
+
+    [5, …]: number of samples, mean, sum of squared differences from the mean, minimum, maximum.
+    """
     first = _floats(dataset, np.arange(begin, begin + 1))
     batch = max(MOST_BYTES // max(first.nbytes, 1), 1)
     parts = (np.arange(i, min(i + batch, end)) for i in range(begin, end, batch))
@@ -205,7 +211,7 @@ def _moments(x: Array) -> Array:
 
 
 def _merged(one: Array, other: Array) -> Array:
-    """The moments of two sets of samples together (Chan, Golub and LeVeque, 1979)."""
+    """Merge the moments of two sets of samples (Chan, Golub and LeVeque, 1979)."""
     samples = one[0] + other[0]
     with np.errstate(over="ignore", invalid="ignore"):
         difference = other[1] - one[1]

@@ -1,4 +1,4 @@
-"""What is to be learned of a data set: a class, numbers, or several labels."""
+"""Learning tasks: classification, regression, or several labels a sample."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TASKS = ("classification", "regression", "multi-label")
 
 @dataclass(frozen=True)
 class Task:
-    """What a model must be like to learn a data set's y.
+    """The requirements of a data set's y on a model.
 
     Attributes:
         name: one of `TASKS`.
-        outputs: that a model needs: classes, numbers, or labels.
-        classes: for `Dataset.read` and the sources; None where y holds no labels of classes.
+        outputs: number of the model's outputs: classes, numbers, or labels.
+        classes: for `Dataset.read` and the sources; None unless y holds labels of classes.
     """
 
     name: str
@@ -31,19 +31,19 @@ class Task:
 
 
 def task_of(data: Dataset, task: str | None = None, classes: int | None = None) -> Task:
-    """Find out what is to be learned of a data set.
+    """Determine the learning task of a data set.
 
     Args:
-        data: of at least one sample. To count classes takes a pass over its y (`count_classes`);
-            else only the first sample is read.
-        task: one of `TASKS`. None: as y looks: whole numbers [n] are classes, whole numbers [n, k]
-            several labels, floats numbers.
-        classes: how many there are, for classification; None: as the labels show.
+        data: at least one sample. Counting classes takes a pass over y (`count_classes`); otherwise
+            only the first sample is read.
+        task: one of `TASKS`. None: inferred from y. Whole numbers [n] are classes, whole numbers
+            [n, k] several labels, floats numbers.
+        classes: number of classes for classification; None: counted from the labels.
     Returns:
         The task. For classification y is whole numbers of shape [n]; else [n] or [n, outputs].
     Raises:
         UserError: an argument is not as required, there are no samples, or y is not as the task
-            requires. That labels are 0 or 1 is seen as they are learned.
+            requires. For several labels, values other than 0 and 1 are refused only in training.
 
     Local.
 

@@ -1,6 +1,6 @@
-"""Files that are opened again, or mapped, while they are read: seen to be what they were at first.
+"""Detection of files that change while in use: reopened or mapped files are compared.
 
-A file is known by its device, inode, size and the time of its last change. Local.
+A file is identified by its device, inode, size and the time of its last change. Local.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ LARGEST = (1 << 64) - 1
 
 
 class Identity(NamedTuple):
-    """What tells a file from another one, or from its later self: each from 0 to 2^64 - 1.
+    """Identity and version of a file; each field from 0 to 2^64 - 1.
 
     Attributes:
+        device, inode: of the file.
         size: in bytes.
         modified: nanoseconds since 1970, modulo 2^64.
     """
@@ -31,19 +32,19 @@ class Identity(NamedTuple):
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What a file is known by, as `os.stat` or `os.fstat` tell it."""
+    """Return the identity of a file from the result of `os.stat` or `os.fstat`."""
     modified = status.st_mtime_ns & LARGEST
     return Identity(status.st_dev, status.st_ino, status.st_size, modified)
 
 
 def reopened(name: str, path: Path, before: Identity) -> BufferedReader:
-    """Open a file again.
+    """Open a file again, if it is unchanged.
 
     Args:
-        name: what to call it in an error.
-        before: what it was when it was opened first.
+        name: name of the file in an error.
+        before: identity of the file when first opened.
     Raises:
-        UserError: as `opened`; or it has changed since, or another file has its name.
+        UserError: as `opened`; or the file has changed since, or was replaced by another file.
     """
     file = opened(name, path)
     try:
@@ -55,7 +56,7 @@ def reopened(name: str, path: Path, before: Identity) -> BufferedReader:
 
 
 def require_same(name: str, before: Identity, now: Identity) -> None:
-    """Raise a UserError that says how a file has changed, if it has."""
+    """Raise a UserError with the kind of change if a file has changed."""
     if now == before:
         return
     if now[:2] != before[:2]:

@@ -1,4 +1,4 @@
-"""What samples must be like, looked at as they are read: a file is never scanned up front."""
+"""Checks of samples, made as samples are read: a file is never scanned in advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DType = npt.DTypeLike | None
 
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:
-    """Return the float type that x is converted to, None where it stays as stored.
+    """Return the float type that x is converted to, or None to keep the stored type.
 
     Raises:
         UserError: `dtype` names no float type.
@@ -35,24 +35,24 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
 
 
 def check_numbers(name: str, x: Array) -> None:
-    """Raise a UserError where data are not bool, integers or floats: objects could execute code."""
+    """Raise a UserError unless data are bool, integers or floats: objects could execute code."""
     if x.dtype.kind not in NUMBERS:
         raise UserError(f"{name} must hold plain numbers: it has dtype {x.dtype}")
 
 
 def place_name(indexes: Array, place: Sequence[Any]) -> str:
-    """Name a place in a minibatch by its indexes in the data set, as "[7][0]"."""
+    """Format a place in a minibatch by its indexes in the data set, as "[7][0]"."""
     return "".join(f"[{int(i)}]" for i in (indexes[place[0]], *place[1:]))
 
 
 def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Convert the inputs of a minibatch, or what they are trained on; see that all are finite.
+    """Convert the inputs (or float targets) of a minibatch, and check that all are finite.
 
     Args:
-        name: what to call them in an error.
-        stored: [m, …], as they were read.
-        indexes: int [m], their places in the data set, for the error.
-        dtype: the float type to convert to; None keeps the stored one, in native byte order.
+        name: name of the values in an error.
+        stored: [m, …], as read.
+        indexes: int [m], places of the samples in the data set, for the error.
+        dtype: the float type to convert to; None keeps the stored type, in native byte order.
     Returns:
         [m, …]: the numbers.
     Raises:
@@ -76,14 +76,14 @@ def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any
 def checked_targets(
     name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None, classes: int | None
 ) -> Array:
-    """Convert what a minibatch is to be trained on, labels or other numbers, and check it.
+    """Convert the targets of a minibatch, labels or other numbers, and check them.
 
     Args:
         name, stored, indexes: as for `checked_inputs`.
         dtype: the float type that floats are converted to; None keeps the stored one.
-        classes: they are labels below this; None: any numbers.
+        classes: targets are labels below this; None: any numbers.
     Returns:
-        [m, …]: int64 where integers are stored, of any sign; else floats.
+        [m, …]: int64 if integers are stored, of any sign; else floats.
     Raises:
         UserError: labels as for `checked_labels`; else they are not numbers, not finite, or too
             large for int64 or `dtype`.
@@ -104,7 +104,7 @@ def checked_targets(
 def checked_labels(
     name: str, stored: Array, indexes: Array, classes: int = LARGEST_INTEGER
 ) -> Array:
-    """Convert the labels of a minibatch to int64, and see that all are in range.
+    """Convert the labels of a minibatch to int64, and check that all are in range.
 
     Args:
         name, stored, indexes: as for `checked_inputs`.

@@ -138,9 +138,9 @@ class SquaredError(Loss):
     def score(self, sums: Sums, samples: int) -> float:
         squared_errors, y, squares = sums.reshape(3, -1)
         around_mean = squares - y * y / samples
-        alike = around_mean <= samples * np.finfo(np.float64).eps * squares  # to rounding
-        share = squared_errors / np.where(alike, 1, around_mean)
-        return float(np.where(alike, squared_errors == 0, 1 - share).mean())
+        constant = around_mean <= samples * np.finfo(np.float64).eps * squares  # to rounding
+        share = squared_errors / np.where(constant, 1, around_mean)
+        return float(np.where(constant, squared_errors == 0, 1 - share).mean())
 
 
 class BinaryCrossEntropy(Loss):

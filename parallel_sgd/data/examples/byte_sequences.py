@@ -13,7 +13,7 @@ from ...errors import UserError
 from ...files import opened, reason
 from ...validation import checked_path, integer, number, require_memory, shown
 from ..dataset import Dataset
-from ..readers.parts import Parts, files_below, is_litter, kinds_of, parts_of
+from ..readers.parts import Parts, files_below, is_system_file, kinds_of, parts_of
 from ..validation import Array, DType, checked_targets, float_dtype
 from .library_source import library_files
 
@@ -132,7 +132,7 @@ def text_sequences(
     endings = tuple(suffixes)
     try:
         found = files_below(
-            place, lambda name: name.endswith(endings) and not is_litter(name), is_litter
+            place, lambda name: name.endswith(endings) and not is_system_file(name), is_system_file
         )
         files = sorted((path, status.st_size) for path, status in found)
     except OSError as error:

@@ -18,9 +18,9 @@ from .text_file import (
     LARGEST_SPACE,
     MOST_DIGITS,
     TextFile,
-    by_ranks,
-    opened_text,
+    open_text,
     shown_token,
+    split_over_ranks,
     together,
 )
 
@@ -46,7 +46,7 @@ class CNTKFile:
     def __init__(
         self, path: str | os.PathLike[str], streams: Streams, comm: CommunicatorView | None
     ) -> None:
-        self.file = opened_text(path, comm)
+        self.file = open_text(path, comm)
         given = together(lambda: checked_streams(streams), comm)
         self.streams = {name: stream for name, stream in given.items() if stream is not None}
         self._names = {alias_of(n, s): n if s else None for n, s in given.items()}
@@ -57,7 +57,7 @@ class CNTKFile:
         ids, digits = self.file.numbers_at(lines[:1], self.file.size)
         self._has_ids = bool(digits[0])
         if self._has_ids:
-            ids = by_ranks(lambda b, e: _line_ids(self.file, lines[b:e]), len(lines), comm)
+            ids = split_over_ranks(lambda b, e: _line_ids(self.file, lines[b:e]), len(lines), comm)
             latest = np.maximum.accumulate(np.where(ids >= 0, np.arange(len(ids)), 0))
             lines = lines[np.diff(ids[latest], prepend=-1) != 0]
         self.begins = np.append(lines, self.file.size)

@@ -70,11 +70,11 @@ class Stream(ABC):
         """
         try:
             return self._read([sample.text for sample in samples], kind)
-        except _Wrong:
+        except _BadSample:
             for sample in samples:
                 try:
                     self._read([sample.text], kind)
-                except _Wrong as wrong:
+                except _BadSample as wrong:
                     raise file.wrong(sample.line, str(wrong)) from None
             raise
 
@@ -91,7 +91,7 @@ class Stream(ABC):
         rows = rows[hot]
         places: Array = columns[hot]
         if not (np.array_equal(rows, np.arange(len(texts))) and (values[hot] == 1).all()):
-            raise _Wrong(f"{shown_token(texts[0].strip())} must be one 1, and else zeros")
+            raise _BadSample(f"{shown_token(texts[0].strip())} must be one 1, and else zeros")
         return places
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Dense(Stream):
         tokens = [text.split() for text in texts]
         for own in tokens:
             if len(own) != self.dimension:
-                raise _Wrong(f"a sample has {len(own)} values: must be {self.dimension}")
+                raise _BadSample(f"a sample has {len(own)} values: must be {self.dimension}")
         rows, columns = np.indices((len(texts), self.dimension))
         return rows.ravel(), columns.ravel(), _numbers([*chain(*tokens)], texts, kind)
 
@@ -129,21 +129,21 @@ class Sparse(Stream):
         except (ValueError, OverflowError):
             columns = np.full(len(rows), -1)
         if not all(colons) or (columns < 0).any() or any(b"_" in text for text in texts):
-            raise _Wrong(f"{_first_unlike(pairs)} must be index:value")
+            raise _BadSample(f"{_first_bad(pairs)} must be index:value")
         if (columns >= self.dimension).any():
             most = self.dimension - 1
-            raise _Wrong(f"index {columns.max()} is out of range: must be from 0 to {most}")
+            raise _BadSample(f"index {columns.max()} is out of range: must be from 0 to {most}")
         order = np.lexsort((columns, rows))
         if ((np.diff(columns[order]) == 0) & (np.diff(rows[order]) == 0)).any():
-            raise _Wrong("a sample names an index twice")
+            raise _BadSample("a sample names an index twice")
         return rows, columns, _numbers([*values], texts, kind)
 
 
-class _Wrong(Exception):
+class _BadSample(Exception):
     """What is wrong with a sample."""
 
 
-def _first_unlike(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
+def _first_bad(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
     for name, colon, value in pairs:
         if not (name.isdigit() and colon) or b"_" in value:
             return shown_token(name + colon + value)
@@ -162,7 +162,7 @@ def _numbers(tokens: list[bytes], texts: list[bytes], kind: np.dtype[Any]) -> Ar
         values = exact.astype(kind)
     if not np.isfinite(values).all():
         token = shown_token(tokens[int((~np.isfinite(values)).argmax())])
-        raise _Wrong(f"{token} must be a finite number, in {kind}")
+        raise _BadSample(f"{token} must be a finite number, in {kind}")
     return values
 
 

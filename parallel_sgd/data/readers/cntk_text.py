@@ -13,7 +13,7 @@ from ..sequences import Padded, Sequences, filled_up
 from ..validation import Array, DType, checked_labels, float_dtype
 from ..view import CommunicatorView
 from .cntk_file import CNTKFile, Streams
-from .text_file import by_ranks
+from .text_file import split_over_ranks
 
 
 class CNTKSamples(Dataset):
@@ -152,4 +152,4 @@ def load_cntk_sequences(
     file = CNTKFile(path, streams, comm)
     if file.streams[file.x].per_sequence:
         raise UserError(f"streams[{file.x!r}]: x must not be per_sequence, as it holds the tokens")
-    return CNTKSequences(file, by_ranks(file.samples_of_x, len(file), comm))
+    return CNTKSequences(file, split_over_ranks(file.samples_of_x, len(file), comm))

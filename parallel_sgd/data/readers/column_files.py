@@ -49,7 +49,7 @@ class ColumnFile(ABC):
     def __init__(self, path: Path) -> None:
         self.path = path
         require_pyarrow(self.format)
-        with opened(str(path), path) as file, self._refusing():
+        with opened(str(path), path) as file, self._as_user_error():
             self._before = identity_of(os.fstat(file.fileno()))
             schema, self.rows = self._opened(file)
             names = list(schema.names)
@@ -84,7 +84,7 @@ class ColumnFile(ABC):
         Local. The columns of the group are read and decoded.
         """
         with reopened(str(self.path), self.path, self._before) as file:
-            with self._refusing():
+            with self._as_user_error():
                 table = self._read(file, group, list(dict.fromkeys(columns)))
                 table.validate(full=True)
             if table.num_rows != self.rows[group]:
@@ -141,8 +141,8 @@ class ColumnFile(ABC):
             row = first + int(missing.argmax()) // width
             raise UserError(f"{self.path}: column {name!r} is null in row {row}: must be a number")
 
-    def _refusing(self) -> AbstractContextManager[None]:
-        return _Refusing(f"{self.path} is not a well-formed {self.format} file")
+    def _as_user_error(self) -> AbstractContextManager[None]:
+        return _AsUserError(f"{self.path} is not a well-formed {self.format} file")
 
 
 class ParquetFile(ColumnFile):
@@ -194,7 +194,7 @@ class ArrowFile(ColumnFile):
         return ipc.open_file(file, options=options)
 
 
-class _Refusing(AbstractContextManager[None]):
+class _AsUserError(AbstractContextManager[None]):
     """What pyarrow raises, of a damaged file, say, as a UserError."""
 
     def __init__(self, problem: str) -> None:

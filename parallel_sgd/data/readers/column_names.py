@@ -73,7 +73,7 @@ def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def usual_y(file: Header) -> tuple[str, ...]:
+def default_y(file: Header) -> tuple[str, ...]:
     """The column that y is where nothing is said; raises a UserError where there is none."""
     for name in USUAL_Y:
         if name in file.columns:
@@ -84,12 +84,12 @@ def usual_y(file: Header) -> tuple[str, ...]:
     )
 
 
-def usual_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
+def default_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
     """The columns that x is where nothing is said: not an index. Raises a UserError where there are
     none."""
     if "x" in file.columns and "x" not in y:
         return chosen("x", "x", file)
-    others = [name for name in file.columns if name not in y and name not in file.indexes]
-    if not others:
+    rest = [name for name in file.columns if name not in y and name not in file.indexes]
+    if not rest:
         raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
-    return chosen("x", others, file)
+    return chosen("x", rest, file)

@@ -16,7 +16,7 @@ from ...validation import integer, require_memory, shown
 from ..dataset import Dataset
 from ..validation import Array, DType, checked_inputs, checked_targets, float_dtype
 from .column_files import ColumnFile
-from .column_names import chosen, usual_x, usual_y
+from .column_names import chosen, default_x, default_y
 
 MOST_BYTES = 1 << 30
 
@@ -66,8 +66,8 @@ class Columns(Dataset):
         self.files = tuple(files)
         self.most_bytes = integer("most_bytes", most_bytes, 1)
         first = self.files[0]
-        self.y_columns = usual_y(first) if y is None else chosen("y", y, first)
-        self.x_columns = usual_x(first, self.y_columns) if x is None else chosen("x", x, first)
+        self.y_columns = default_y(first) if y is None else chosen("y", y, first)
+        self.x_columns = default_x(first, self.y_columns) if x is None else chosen("x", x, first)
         for file in self.files[1:]:
             self._require_equal(file)
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]

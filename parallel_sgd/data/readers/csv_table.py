@@ -12,11 +12,11 @@ import numpy as np
 from ...validation import require_use, shown
 from ..dataset import Arrays
 from ..validation import Array
-from .column_names import chosen, usual_x, usual_y
+from .column_names import chosen, default_x, default_y
 from .columns import Names
 from .csv_file import CSVFile, Target, numbers_of
 from .parts import Parts, named
-from .tables import PathLike, entries_of, listed, opened_files, opened_parts, parts_in
+from .tables import PathLike, entries_of, listed, open_files, open_parts, parts_in
 
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
@@ -40,9 +40,9 @@ class CSVTable(Arrays):
         names: Sequence[str] | None = None,
     ) -> None:
         first = files[0]
-        self.y_columns = usual_y(first) if y is None else chosen("y", _places(first, y), first)
+        self.y_columns = default_y(first) if y is None else chosen("y", _places(first, y), first)
         self.x_columns = (
-            usual_x(first, self.y_columns) if x is None else chosen("x", _places(first, x), first)
+            default_x(first, self.y_columns) if x is None else chosen("x", _places(first, x), first)
         )
         for file in files[1:]:
             chosen("y", self.y_columns, file)
@@ -109,7 +109,7 @@ def load_csv(
     Parquet.
     """
     kind = partial(CSVFile, delimiter=delimiter, header=header)
-    return CSVTable(opened_files(path, CSV, kind), x=x, y=y, names=names)
+    return CSVTable(open_files(path, CSV, kind), x=x, y=y, names=names)
 
 
 def csv_parts(
@@ -131,7 +131,7 @@ def csv_parts(
     Local.
     """
     kind = partial(CSVFile, delimiter=delimiter, header=header)
-    training, testing = opened_parts(folder, CSV, kind)
+    training, testing = open_parts(folder, CSV, kind)
     train = CSVTable(training, x=x, y=y)
     of_y: Any = train.y_columns[0] if isinstance(y, str | int | None) else train.y_columns
     return train, CSVTable(testing, x=train.x_columns, y=of_y, names=train.names)

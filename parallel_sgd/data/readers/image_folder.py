@@ -18,7 +18,7 @@ from ..dataset import Dataset
 from ..unchanged import Identity, identity_of, reopened
 from ..validation import Array, DType, checked_labels, float_dtype
 from .images import LARGEST_BYTE
-from .parts import REQUIRED, Parts, both_parts, files_below, is_litter, named, parts_of
+from .parts import REQUIRED, Parts, both_parts, files_below, is_system_file, named, parts_of
 
 #: Of files that count as images, and of Pillow's decoders that may be used: none runs programs.
 SUFFIXES = (
@@ -90,11 +90,11 @@ class ImageFolder(Dataset):
         found = _classes(self.folder, named_so=names is not None)
         self.names = tuple(sorted(found) if names is None else names)
         self.classes = len(self.names)
-        others = sorted(set(found) - set(self.names))
-        if others:
+        rest = sorted(set(found) - set(self.names))
+        if rest:
             raise UserError(
                 f"{self.folder} must hold no classes but {shown(list(self.names))}: it holds "
-                f"{shown(others)}"
+                f"{shown(rest)}"
             )
         labels = {name: label for label, name in enumerate(self.names)}
         images = [image for name in self.names for image in found.get(name, [])]
@@ -212,20 +212,22 @@ def _parts_in(folder: Path) -> Parts | None:
 
 def _folders(folder: Path) -> list[Path]:
     found = (Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    return sorted(path for path in found if not is_litter(path.name))
+    return sorted(path for path in found if not is_system_file(path.name))
 
 
 def _files_instead(folder: Path) -> str:
     """The end of an error of a folder that holds files alone, which may be data of another kind."""
     names = sorted(
-        entry.name for entry in os.scandir(folder) if entry.is_file() and not is_litter(entry.name)
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.is_file() and not is_system_file(entry.name)
     )
     few = f"{', '.join(map(shown, names[:3]))}{', ...' if len(names) > 3 else ''}"
     return f", but {few}: give one of these, if it is data" if names else ""
 
 
 def _holds_images(folder: Path) -> bool:
-    return next(iter(files_below(folder, _is_image, is_litter)), None) is not None
+    return next(iter(files_below(folder, _is_image, is_system_file)), None) is not None
 
 
 def _inner(part: Path) -> Path:
@@ -255,7 +257,7 @@ def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Iden
             _require_classes(folder)
         found = {}
         for name in classes:
-            files = sorted(files_below(folder / name, _may_be_image, is_litter))
+            files = sorted(files_below(folder / name, _may_be_image, is_system_file))
             below = {named(path.split("/")[0]).kind for path, _ in files if "/" in path}
             if "train" in below and below & {"test", "validation"}:
                 raise UserError(
@@ -294,12 +296,12 @@ def _require_classes(folder: Path) -> None:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not is_litter(Path(name).name)
+    return name.lower().endswith(SUFFIXES) and not is_system_file(Path(name).name)
 
 
 def _may_be_image(name: str) -> bool:
     """Whether a file is one, or must be looked at: texts beside images are many."""
-    return not (name.lower().endswith(TEXTS) or is_litter(name))
+    return not (name.lower().endswith(TEXTS) or is_system_file(name))
 
 
 def _require_no_image(path: Path) -> bool:

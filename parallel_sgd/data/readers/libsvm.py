@@ -17,7 +17,15 @@ from ..sparse_rows import SparseRows
 from ..validation import Array, DType, checked_targets, float_dtype
 from ..view import CommunicatorView
 from .libsvm_index import largest_index
-from .text_file import TextFile, by_ranks, finite, opened_text, shown_token, together, whole
+from .text_file import (
+    TextFile,
+    finite_number,
+    open_text,
+    shown_token,
+    split_over_ranks,
+    together,
+    whole_number,
+)
 
 Target = Literal["class", "value", "labels"]
 TARGETS: tuple[Target, ...] = ("class", "value", "labels")
@@ -115,7 +123,7 @@ class LibSVM(Dataset):
         if not (tokens and tokens[0].startswith(QUERY)):
             return label, None, tokens
         try:
-            return label, whole(tokens[0].removeprefix(QUERY)), tokens[1:]
+            return label, whole_number(tokens[0].removeprefix(QUERY)), tokens[1:]
         except ValueError:
             problem = f"{shown_token(tokens[0])} must be qid: and a whole number"
             raise self._wrong(index, problem) from None
@@ -161,12 +169,12 @@ class LibSVM(Dataset):
         try:
             if self._target == "value":
                 required = "a finite number"
-                return [finite(label)]
+                return [finite_number(label)]
             tokens = [label]
             if self._target == "labels":
                 required = "whole numbers with commas between"
                 tokens = label.split(b",") if label else []
-            labels = [whole(token) for token in tokens]
+            labels = [whole_number(token) for token in tokens]
         except ValueError:
             raise self._wrong(index, f"label {shown_token(label)} must be {required}") from None
         return [self._class(index, one) for one in labels]
@@ -230,7 +238,7 @@ def load_libsvm(
 
     Local; with `comm` collective. Cost: one or two passes over the bytes, and 8 bytes a sample.
     """
-    file = opened_text(path, comm)
+    file = open_text(path, comm)
 
     def checked() -> tuple[Target, int | Sequence[int] | None]:
         choice("zero_based", zero_based, (True, False))
@@ -248,7 +256,7 @@ def load_libsvm(
         raise UserError(f"{file.name} holds no samples")
     width = features
     if width is None:
-        largest = by_ranks(lambda b, e: largest_index(file, begins[b:e]), len(begins), comm)
+        largest = split_over_ranks(lambda b, e: largest_index(file, begins[b:e]), len(begins), comm)
         width = int(largest.max()) + zero_based
         if not width:
             raise UserError(f"{file.name} names no features to tell how many there are: give it")

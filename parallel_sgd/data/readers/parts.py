@@ -41,7 +41,7 @@ LITTER = {
 }
 
 
-def is_litter(name: str) -> bool:
+def is_system_file(name: str) -> bool:
     """Whether a file or folder is hidden, or known to be no data."""
     return name.startswith(".") or name.lower() in LITTER
 
@@ -57,7 +57,7 @@ class Named(NamedTuple):
 
     kind: str
     word: str
-    others: frozenset[str]
+    other_words: frozenset[str]
 
 
 def named(name: str) -> Named:
@@ -70,10 +70,10 @@ def named(name: str) -> Named:
     """
     words = [word.lower() for word in _LETTERS.findall(_HOLD_OUT.sub(r"\1out", name))]
     found = {match[1] for word in words if (match := _WORD.fullmatch(word))}
-    others = frozenset(w for w in words if w not in NEUTRAL and not _WORD.fullmatch(w))
+    other_words = frozenset(w for w in words if w not in NEUTRAL and not _WORD.fullmatch(w))
     kinds = {_KINDS[word] for word in found}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    return Named(kind, "/".join(sorted(found)), others)
+    return Named(kind, "/".join(sorted(found)), other_words)
 
 
 REQUIRED = "one part to train on and one to test on, named so (train, test, validation, dev …)"
@@ -116,11 +116,11 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
     if classes:
         says = _parts_alone(says)
     of_kind = {kind: [p for p, said in says.items() if said.kind == kind] for kind in (*WORDS, "")}
-    train, validation, test, others = of_kind.values()
+    train, validation, test, other_words = of_kind.values()
     if not (train or validation or test) or sum(map(bool, of_kind.values())) == 1:
         return None
     twice = any(len({says[path].word for path in of_kind[kind]}) > 1 for kind in WORDS)
-    if others or twice or not train:
+    if other_words or twice or not train:
         held = "; ".join(
             f"{shown([path.name for path in paths])} {_FOR[kind]}"
             for kind, paths in of_kind.items()
@@ -149,12 +149,14 @@ def kinds_of(entries: Sequence[Path]) -> dict[Path, str]:
 
 def _parts_alone(says: dict[Path, Named]) -> dict[Path, Named]:
     """What the names of parts say, and nothing of those that are named after a class."""
-    alike: dict[frozenset[str], set[str]] = {}
+    kinds_by_words: dict[frozenset[str], set[str]] = {}
     for said in says.values():
         if said.kind:
-            alike.setdefault(said.others, set()).add(said.kind)
+            kinds_by_words.setdefault(said.other_words, set()).add(said.kind)
     return {
-        path: said if not said.others or len(alike.get(said.others, ())) > 1 else _NEITHER
+        path: said
+        if not said.other_words or len(kinds_by_words.get(said.other_words, ())) > 1
+        else _NEITHER
         for path, said in says.items()
     }
 

@@ -12,7 +12,7 @@ from ...files import reason
 from ...validation import checked_path
 from .column_files import ArrowFile, ColumnFile, ParquetFile
 from .columns import MOST_BYTES, Columns, Names
-from .parts import REQUIRED, Parts, both_parts, is_litter, parts_of
+from .parts import REQUIRED, Parts, both_parts, is_system_file, parts_of
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 
@@ -38,7 +38,7 @@ def load_parquet(
 
     Local: now, every rank reads the foot of each file.
     """
-    return Columns(opened_files(path, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
+    return Columns(open_files(path, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def load_arrow(
@@ -50,7 +50,7 @@ def load_arrow(
 ) -> Columns:
     """As `load_parquet`, of Arrow files (``.arrow``, ``.feather`` of version 2): record batches are
     the groups, and now one column of numbers is read, to see how many rows each has."""
-    return Columns(opened_files(path, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
+    return Columns(open_files(path, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def parquet_parts(
@@ -74,7 +74,7 @@ def parquet_parts(
 
     Local.
     """
-    return _both(*opened_parts(folder, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
+    return _both(*open_parts(folder, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def arrow_parts(
@@ -85,7 +85,7 @@ def arrow_parts(
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
     """As `parquet_parts`, of Arrow files."""
-    return _both(*opened_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
+    return _both(*open_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def _both(
@@ -163,7 +163,7 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def listed(folder: Path) -> list[Path]:
     """The files and folders in a folder that may be data; none where it cannot be read."""
     try:
-        return sorted(path for path in folder.iterdir() if not is_litter(path.name))
+        return sorted(path for path in folder.iterdir() if not is_system_file(path.name))
     except OSError:  # of which its reader tells
         return []
 
@@ -173,7 +173,7 @@ def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
     return name.endswith(suffixes) and not name.startswith((".", "_")) and not path.is_dir()
 
 
-def opened_files(
+def open_files(
     path: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
 ) -> list[File]:
     """The file that a path leads to, or those of the folder.
@@ -196,7 +196,7 @@ def opened_files(
     return [kind(file) for file in files]
 
 
-def opened_parts(
+def open_parts(
     folder: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
 ) -> tuple[list[File], list[File]]:
     """The files of a folder to train on, and those to test on.

@@ -52,10 +52,10 @@ class TextFile:
 
     def __reduce__(self) -> Any:
         path = Path(os.path.abspath(self.path))
-        return type(self)._known, (path, tuple(self._mapping.before or ()), self.name)
+        return type(self)._reopened, (path, tuple(self._mapping.before or ()), self.name)
 
     @classmethod
-    def _known(cls, path: Path, before: tuple[int, ...], name: str) -> TextFile:
+    def _reopened(cls, path: Path, before: tuple[int, ...], name: str) -> TextFile:
         file = cls(path)
         file.name = name
         if before and file._mapping.before is not None:
@@ -90,7 +90,7 @@ class TextFile:
             found = [at + np.flatnonzero(part == ord("\n")) for at, part in self.blocks(begin, end)]
             return np.concatenate([np.empty(0, np.int64), *found])
 
-        begins = np.concatenate([[self.begin], 1 + by_ranks(newlines, self.size, comm)])
+        begins = np.concatenate([[self.begin], 1 + split_over_ranks(newlines, self.size, comm)])
         return begins[begins < self.size]
 
     def without_blank(self, begins: IndexArray, comment: bytes) -> IndexArray:
@@ -155,7 +155,7 @@ class TextFile:
         return UserError(f"{self.name}, line {before + 1} (byte {begin}): {problem}")
 
 
-def opened_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> TextFile:
+def open_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> TextFile:
     """Open a text file on one rank, or the same one on all.
 
     Raises:
@@ -185,7 +185,9 @@ def together(prepare: Callable[[], Result], comm: CommunicatorView | None) -> Re
     return done[0]
 
 
-def by_ranks(find: Callable[[int, int], Array], count: int, comm: CommunicatorView | None) -> Array:
+def split_over_ranks(
+    find: Callable[[int, int], Array], count: int, comm: CommunicatorView | None
+) -> Array:
     """What `find(0, count)` returns, found by all ranks of `comm`, each in its part of the range.
 
     Args:
@@ -198,8 +200,8 @@ def by_ranks(find: Callable[[int, int], Array], count: int, comm: CommunicatorVi
         return find(0, count)
     require_ranks(comm)
     begin, end = (count * rank // comm.size for rank in (comm.rank, comm.rank + 1))
-    own = together(lambda: find(begin, end), comm)
-    return np.concatenate(comm.allgather_object(own))
+    local = together(lambda: find(begin, end), comm)
+    return np.concatenate(comm.allgather_object(local))
 
 
 def shown_token(token: bytes) -> str:
@@ -207,7 +209,7 @@ def shown_token(token: bytes) -> str:
     return repr(token[:SHOWN])[1:] + ("..." if len(token) > SHOWN else "")
 
 
-def finite(token: bytes) -> float:
+def finite_number(token: bytes) -> float:
     """The number that a token is.
 
     Raises:
@@ -219,7 +221,7 @@ def finite(token: bytes) -> float:
     return value
 
 
-def whole(token: bytes) -> int:
+def whole_number(token: bytes) -> int:
     """The whole number that a token is, as 3, -1, 3.0 or 1e3.
 
     Raises:
@@ -228,7 +230,7 @@ def whole(token: bytes) -> int:
     try:
         value = int(token)
     except ValueError:
-        exact = finite(token)
+        exact = finite_number(token)
         if not exact.is_integer():
             raise
         value = int(exact)

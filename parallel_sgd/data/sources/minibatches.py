@@ -183,12 +183,12 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         """What keeps this rank from feeding the learner, in one line, where its ranks agree."""
         return None
 
-    def _get_to_know(self, learner: LearnerView) -> Any:
+    def _gather_shared(self, learner: LearnerView) -> Any:
         """What this source has to know of all ranks. Collective."""
         return None
 
-    def _known(self, learner: LearnerView) -> Any:
-        """What `_get_to_know` has returned for a learner that it has met."""
+    def _shared(self, learner: LearnerView) -> Any:
+        """What `_gather_shared` has returned for a learner that it has met."""
         return self._met[id(learner)][2]
 
     def meet(self, learner: LearnerView) -> None:
@@ -205,7 +205,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
             return
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
-        known = self._get_to_know(learner)
+        known = self._gather_shared(learner)
         self._met[id(learner)] = ref(learner), _ranks_of(learner), known
 
     def _has_met(self, learner: LearnerView) -> bool:

@@ -47,13 +47,13 @@ class RankSource(MinibatchSource):
         return self.minibatch_size
 
     def _samples_of_epoch(self, learner: LearnerView) -> int:
-        totals, _ = self._known(learner)
+        totals, _ = self._shared(learner)
         return int(sum(totals))
 
     def _epoch(
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Array, Array]]:
-        totals, own = self._known(learner)
+        totals, local = self._shared(learner)
         begins = np.concatenate([[0], totals.cumsum()])
         samples = int(begins[-1])
         seen = self._seen_of_epoch(number, samples, feed, learner)
@@ -65,11 +65,11 @@ class RankSource(MinibatchSource):
             )
         order = order_of(self.dataset, self.seed, number, self.shuffle)
         for step in range(first, len(totals)):
-            minibatch = order[step * own : (step + 1) * own]
+            minibatch = order[step * local : (step + 1) * local]
             feed.announce(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
-    def _get_to_know(self, learner: LearnerView) -> tuple[IndexArray, int]:
+    def _gather_shared(self, learner: LearnerView) -> tuple[IndexArray, int]:
         """The samples of all ranks in each minibatch of an epoch, and this one's in a whole one."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
         slices = [rank_slice(self._size, rank, size) for rank in range(size)]

@@ -136,13 +136,13 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
             end = int(before.searchsorted(before[begin] + size, side="right")) - 1
             if end == begin:
                 learner.fail(self._too_small(size, int(order[begin])))
-            own = slice(begin, end)
+            local = slice(begin, end)
             if feed.distributed:
                 cuts = begin + balanced(lengths[begin:end], learner.comm.size)
-                own = slice(cuts[learner.comm.rank], cuts[learner.comm.rank + 1])
-            feed.announce(int(units[own].sum()), int(before[end] - before[begin]))
+                local = slice(cuts[learner.comm.rank], cuts[learner.comm.rank + 1])
+            feed.announce(int(units[local].sum()), int(before[end] - before[begin]))
             begin = end
-            yield self._read(order[own], learner)
+            yield self._read(order[local], learner)
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {
@@ -151,7 +151,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
             "number of sequences": len(self.dataset),
         }
 
-    def _get_to_know(self, learner: LearnerView) -> str:
+    def _gather_shared(self, learner: LearnerView) -> str:
         return require_same_sequences(
             self.dataset, learner.comm, dtype=self.dtype, classes=self.classes
         )

@@ -74,11 +74,11 @@ class Source(MinibatchSource):
         while seen < samples:
             minibatch = order[seen : seen + size_after(self.minibatch_size, feed.samples)]
             seen += len(minibatch)
-            own = minibatch
+            local = minibatch
             if feed.distributed:
-                own = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]
-            feed.announce(len(own), len(minibatch))
-            yield self._read(own, learner)
+                local = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]
+            feed.announce(len(local), len(minibatch))
+            yield self._read(local, learner)
 
     def _facts(self) -> dict[str, Any]:
         facts = super()._facts() | {"number of samples": len(self.dataset)}
@@ -88,10 +88,10 @@ class Source(MinibatchSource):
 
     def fingerprint(self, learner: LearnerView) -> str:
         """What tells the data from others, once it has met the learner. Local."""
-        known: str = self._known(learner)
+        known: str = self._shared(learner)
         return known
 
-    def _get_to_know(self, learner: LearnerView) -> str:
+    def _gather_shared(self, learner: LearnerView) -> str:
         return require_same_data(
             "data", self.dataset, learner.comm, dtype=self.dtype, classes=self.classes
         )
