@@ -18,7 +18,7 @@ def as_array(name: str, values: Any) -> Array:
         name: name of the values in an error.
         values: an array, a list, or any object that NumPy can convert; not changed.
     Returns:
-        The array; a view of `values` where NumPy can make one.
+        The array; a view of `values` where NumPy can make a view.
     Raises:
         UserError: the values cannot be converted, or are masked. (An array would silently expose
             the

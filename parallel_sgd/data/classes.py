@@ -16,10 +16,10 @@ def count_classes(data: Dataset, classes: int | None = None) -> int:
     """Check all labels, and return the number of classes.
 
     Args:
-        data: only labels are read, part by part, where the format can read y without x
+        data: only labels are read, part by part, if the format can read y without x
             (`Dataset.targets`). Nothing is read if the format declares its number of classes.
-        classes: the number of classes. None: the number declared by the format, or else one more
-            than the largest label.
+        classes: the number of classes. None: as declared by the format, or else the largest label
+            plus 1.
     Returns:
         The number of classes: `classes` if given.
     Raises:

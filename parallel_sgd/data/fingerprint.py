@@ -35,13 +35,13 @@ def require_same_data(
         dataset: this rank's data set.
         dtype, classes: as for `Dataset.read`.
     Returns:
-        The fingerprint, or the reason why there is none; the same on all ranks.
+        The fingerprint, or the reason for having none; the same on all ranks.
     Raises:
         UserError: an argument is not as required.
-        SharedError: the data differ, or a compared sample cannot be read on some of the ranks. (A
-            sample that no rank can read is reported when training reaches it.)
+        SharedError: the data differ, or some of the ranks cannot read a compared sample. (A sample
+            unreadable on all ranks is reported when training reaches this sample.)
 
-    Labels that change from one reading to the next cannot be compared. Collective.
+    Labels that change from each reading to the next cannot be compared. Collective.
     """
     require_ranks(comm)
     text("name", name)

@@ -33,9 +33,8 @@ class Items(Dataset):
             raise UserError(f"items must have a length, and pairs (x, y): it is {kind_of(items)}")
         self.items = items
         self._none: tuple[Array, Array] | None = None
-        self._integers: tuple[bool, int] | None = (
-            None  #: of the first item read: y is integers, index
-        )
+        #: of the first item read: True if y is integers, and its index
+        self._integers: tuple[bool, int] | None = None
 
     def __len__(self) -> int:
         try:

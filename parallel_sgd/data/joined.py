@@ -17,7 +17,7 @@ class Joined(Dataset):
     """Data sets joined end to end: sample indexes run through the first data set, then the next.
 
     Args:
-        datasets: at least one, whose samples have one shape. Errors name the place in the data set
+        datasets: at least 1, with samples of equal shape. Errors name the place in the data set
             of the sample.
         name: for `repr`.
     Raises:
@@ -63,7 +63,7 @@ class Joined(Dataset):
         return self._arranged("y", ys, where)
 
     def _where(self, indexes: Array) -> list[tuple[int, Array, Array]]:
-        """Return a tuple for each data set to read: number, places in the minibatch, local indexes."""
+        """Return (number, places in the minibatch, own indexes) for each data set to read."""
         numbers = self._ends.searchsorted(indexes, side="right")
         where = []
         for number in np.unique(numbers).tolist() or [0]:

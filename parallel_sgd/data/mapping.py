@@ -1,4 +1,4 @@
-"""Memory-mapped files, checked for cuts and changes by other programs while in use."""
+"""Memory-mapped files, checked for cuts and changes by another program while in use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mapping:
             self.before = identity_of(os.fstat(self._file))
 
     def require_whole(self, name: str) -> None:
-        """Raise a UserError if the file has become shorter. Local; one system call."""
+        """Raise a UserError if the file has become shorter. Local. Cost: a system call."""
         size = self.pages.size()
         if size < self.end:
             raise UserError(
@@ -69,9 +69,8 @@ class Mapping:
     def require_unchanged(self, name: str) -> None:
         """Raise a UserError if the file has become shorter or was written to.
 
-        Replacing the file by another of the same name is no error: the mapped pages stay as they
-        were.
-        Local; one system call, a microsecond.
+        Replacing the file by another of the same name is no error: the mapped pages stay as before.
+        Local. Cost: a system call, a microsecond.
         """
         before = self.before
         if before is None:

@@ -20,7 +20,7 @@ FEW = 16  #: number of sequences whose tokens the ranks compare
 
 
 class Padded(NamedTuple):
-    """Sequences in one array, each padded to the length of the longest.
+    """Sequences in a single array, each padded to the length of the longest.
 
     Attributes:
         values: [m, longest, …]; [0, 1, …] if there is no sequence.
@@ -48,10 +48,10 @@ class Padded(NamedTuple):
 
 
 def padded(sequences: Sequence[Any], fill: int = 0) -> Padded:
-    """Pad sequences into one array, for example to evaluate a model.
+    """Pad sequences into a single array, for example to evaluate a model.
 
     Args:
-        sequences: at least one; arrays [length, …] that differ in their lengths only.
+        sequences: at least 1; arrays [length, …] that differ in their lengths only.
         fill: the padding value.
     Raises:
         UserError: an argument is not as required.
@@ -68,7 +68,7 @@ def padded(sequences: Sequence[Any], fill: int = 0) -> Padded:
 
 
 def filled_up(tokens: Array, lengths: IndexArray, fill: int) -> Padded:
-    """Pad sequences that are concatenated in one array.
+    """Pad sequences that are concatenated in a single array.
 
     Args:
         tokens: [tokens, …], of all sequences.
@@ -89,7 +89,7 @@ def filled_up(tokens: Array, lengths: IndexArray, fill: int) -> Padded:
 
 
 class Sequences(ABC):
-    """Numbered sequences, each an x [length, …] and a y: a sequence, or one target for the whole.
+    """Numbered sequences, each an x [length, …] and a y: a sequence, or a target for the whole.
 
     Reading a sequence again returns the same values.
 
@@ -115,11 +115,11 @@ class Sequences(ABC):
 
         Args:
             indexes: int [m], each at least 0 and below the number of sequences.
-            dtype: the float type of floats; None keeps the stored one. Integers become int64.
+            dtype: the float type of floats; None keeps the stored type. Integers become int64.
             classes: y holds labels, integers from 0 to classes - 1; None: any numbers.
             y_fill: the padding value of y, if y holds sequences.
         Returns:
-            x padded with zeros, and y: padded, or an array [m, …] of one target for each sequence.
+            x padded with zeros, and y: padded, or an array [m, …] of a target for each sequence.
                 The
             caller owns the arrays and may change them.
         Raises:
@@ -134,11 +134,10 @@ class SequenceArrays(Sequences):
     """Sequences in memory.
 
     Args:
-        x: a list of arrays [length, …], of lengths from 1, and otherwise of one shape and dtype:
+        x: a list of arrays [length, …], of lengths from 1, and otherwise of equal shape and dtype:
             integers, such as ids of words, or floats. Not copied.
-        y: a list of arrays with their own lengths (one label a token, say); or an array or a list
-            of
-            numbers [n, …], one target for each sequence. Not copied.
+        y: a list of arrays with their own lengths (a label for each token, say); or an array or a
+            list of numbers [n, …], a target for each sequence. Not copied.
     Raises:
         UserError: an argument is not as required.
 
@@ -212,9 +211,8 @@ def require_same_sequences(
     Returns:
         A digest of the sequences, the same on all ranks.
     Raises:
-        SharedError: the sequences differ, or a compared sequence cannot be read on some of the
-            ranks.
-            (A sequence that no rank can read is reported when training reaches it.)
+        SharedError: the sequences differ, or some of the ranks cannot read a compared sequence. (A
+            sequence unreadable on all ranks is reported when training reaches this sequence.)
 
     Collective.
     """
@@ -266,7 +264,7 @@ def _read(
     classes: int | None,
     fill: int,
 ) -> Padded:
-    """Read some sequences, checked all at once, or one by one if needed to name the bad place."""
+    """Read some sequences, checked all at once, or singly if needed to name the bad place."""
     wanted = [rows[int(index)] for index in indexes]
     lengths = np.array([len(row) for row in wanted], np.int64)
     tokens = np.concatenate([rows[0][:0], *wanted])

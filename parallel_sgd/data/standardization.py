@@ -32,7 +32,7 @@ class Standardization:
     """Means and scales of features: x becomes (x - mean) / scale.
 
     Attributes:
-        mean: float64, of one sample's shape: the mean of each feature over the training set.
+        mean: float64, of a sample's shape: the mean of each feature over the training set.
         scale: float64, of the same shape: the standard deviation; 1 for a constant feature.
     """
 
@@ -44,7 +44,7 @@ class Standardization:
         """Compute mean and scale over a data set, the same bits for any number of ranks.
 
         Args:
-            train: at least one sample.
+            train: at least 1 sample.
             comm: each rank reads its part of the data; None: this rank reads all samples.
         Returns:
             The standardization, the same on all ranks of `comm`.
@@ -192,7 +192,7 @@ def _floats(dataset: Dataset, indexes: Array) -> Array:
 
 
 def _moments_of(dataset: Dataset, begin: int, end: int) -> Array:
-    """Return the moments of each feature over samples `begin` to `end`, at least one sample.
+    """Return the moments of each feature over samples `begin` to `end`, at least 1 sample.
 
     [5, …]: number of samples, mean, sum of squared differences from the mean, minimum, maximum.
     """

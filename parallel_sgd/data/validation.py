@@ -16,7 +16,7 @@ DType = npt.DTypeLike | None
 
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:
-    """Return the float type that x is converted to, or None to keep the stored type.
+    """Return the float type to convert x to, or None to keep the stored type.
 
     Raises:
         UserError: `dtype` names no float type.
@@ -80,12 +80,13 @@ def checked_targets(
 
     Args:
         name, stored, indexes: as for `checked_inputs`.
-        dtype: the float type that floats are converted to; None keeps the stored one.
+        dtype: the float type for floats; None keeps the stored type.
         classes: targets are labels below this; None: any numbers.
     Returns:
         [m, …]: int64 if integers are stored, of any sign; else floats.
     Raises:
-        UserError: labels as for `checked_labels`; else they are not numbers, not finite, or too
+        UserError: labels as for `checked_labels`; else the values are not numbers, not finite, or
+            too
             large for int64 or `dtype`.
     """
     if classes is not None:
@@ -112,7 +113,7 @@ def checked_labels(
     Returns:
         int64 [m, …].
     Raises:
-        UserError: the labels are not integers, or one is out of range.
+        UserError: the labels are not integers, or a label is out of range.
     """
     if stored.dtype.kind not in "iu":
         raise UserError(f"{name} must hold integer labels: it has dtype {stored.dtype}")

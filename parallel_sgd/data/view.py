@@ -1,4 +1,4 @@
-"""The learner and its communicator as protocols: all that a source of minibatches needs of them."""
+"""The learner and its communicator as protocols: all that a source of minibatches needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RolledBack(Exception):
 
 
 class CommunicatorView(Protocol):
-    """Rank, number of ranks, and the collectives by which sources agree."""
+    """Rank, number of ranks, and the collectives used for agreement."""
 
     @property
     def rank(self) -> int: ...
@@ -50,7 +50,7 @@ class FeedView(Protocol):
         """False in the warm start: every rank then gets the whole next minibatch."""
 
     def announce(self, samples: int, total: int) -> None:
-        """Record the minibatch that is issued next in the ledger.
+        """Record the next minibatch in the ledger, as issued.
 
         Args:
             samples: of this rank.
@@ -81,11 +81,11 @@ class FeedView(Protocol):
         """
 
     def announce_discarded(self, samples: int) -> None:
-        """Record in the ledger an issued minibatch of this many samples on which no step trains."""
+        """Record in the ledger an issued minibatch of so many samples, not to be trained on."""
 
 
 class LearnerView(Protocol):
-    """The attributes of a learner that a source uses; any object with these attributes will do.
+    """The attributes of a learner used by a source; any object with these attributes will do.
 
     The learner and its communicator must admit weak references. A learner with a true attribute
     `serves` has no part in the data and gets no minibatches.

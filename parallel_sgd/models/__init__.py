@@ -1,4 +1,4 @@
-"""Small models on NumPy or CuPy, so that training needs no other library."""
+"""Small models on NumPy or CuPy: training without another library."""
 
 from .embedded import EmbeddedMLP, Rows
 from .language import ByteLanguageModel
@@ -6,7 +6,7 @@ from .losses import LOSSES, TASK_LOSSES, BinaryCrossEntropy, CrossEntropy, Loss,
 from .mlp import MLP, SoftmaxRegression, use_gpu
 from .model import Model
 
-Classifier = Model  #: its name before there were other losses
+Classifier = Model  #: former name, still exported
 
 __all__ = [
     "LOSSES",

@@ -1,4 +1,4 @@
-"""A multilayer perceptron on ids, whose embeddings are rows of a table elsewhere."""
+"""A multilayer perceptron on ids, with embeddings in a table outside of the model."""
 
 from __future__ import annotations
 
@@ -20,55 +20,57 @@ Ids = npt.NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """A table of embeddings as a model sees it: a row of `width` float32 for any id of int64.
+    """The interface of an embedding table for models: a row of `width` float32 for any int64 id.
 
-    All arrays are NumPy's. A row that nobody has pushed to has its initial value; to look at it
-    need not make it.
+    All arrays are NumPy's. A row without pushes has its initial value; reading such a row does not
+    store the row.
     """
 
     @property
     def width(self) -> int: ...
 
     def rows(self, ids: Ids) -> Array:
-        """Return the rows of ids [...], float32 [..., width], the caller's own to change."""
+        """Return the rows of ids [...]: float32 [..., width], owned by the caller. May wait."""
 
     def push(self, ids: Ids, gradient: Array, samples: int) -> None:
-        """Have rows trained.
+        """Train rows by a gradient.
 
         Args:
             ids: [...]; the same id may occur several times.
-            gradient: float32 [..., width], summed over the samples; what belongs to one id is
-                summed. Unchanged; may be a view in which values repeat.
-            samples: how many the gradient is of, at least 1.
+            gradient: float32 [..., width], summed over the samples; the gradients of equal ids are
+                added. Unchanged; may be a view with repeated values (broadcast).
+            samples: number of samples in the gradient, at least 1.
         """
 
     def prefetch(self, ids: Ids) -> None:
-        """Begin to pull what the next `rows` will ask for: the same ids, in the same shape.
+        """Start pulling the rows for the next call of `rows`: the same ids, in the same shape.
 
-        A hint: where `rows` asks for others, as an evaluation in between does, it gets those.
+        Only a hint: if `rows` is called with other ids, as an evaluation in between does, `rows`
+        returns
+        the rows of these ids.
         """
 
 
 class EmbeddedMLP(MLP):
-    """An `MLP` on the rows of ids: only they are pulled, and only to them gradient is pushed.
+    """An `MLP` on the rows of ids: only these rows are pulled, and only these get gradient pushes.
 
         concatenate:  a_0 = [row(x_1), …, row(x_fields)]
         sum:          a_0 = row(x_1) + … + row(x_fields),    then as in `MLP`
 
     x is int64 [m, fields], any ids. The rows are not among `parameters`: attach a table
-    of them, `model.rows = learner.tables["clicks"]`, before the model is used. They are pulled in
-    `gradient` and `evaluate`; `gradient` pushes theirs, summed over the minibatch, itself. With
-    hidden layers they must not all begin with zeros: no rectifier would ever open.
+    of rows, `model.rows = learner.tables["clicks"]`, before using the model. `gradient` and
+    `evaluate` pull rows; `gradient` also pushes the rows' gradient, summed over the minibatch. With
+    hidden layers the rows must not all begin with zeros: no rectifier would ever open.
 
     Args:
         fields: ids in a sample, at least 1.
         width: of a row, at least 1.
-        hidden: the width of each hidden layer; with none, the logits are affine in the rows.
+        hidden: the width of each hidden layer; without any, the logits are affine in the rows.
         classes: at least 1.
         combine: "concatenate" for fields of different meaning, "sum" for a bag of ids.
-        seed, dtype, device: as for `MLP`. Rows travel as float32 through the host, whatever these.
+        seed, dtype, device: as for `MLP`. Rows always travel as float32 through the host.
     Raises:
-        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+        UserError: an argument is not as required, or `device` is "cuda" without CuPy or a GPU.
 
     Parameters: ``W1`` [fields * width or width, hidden], ``b1`` [hidden], … Local.
 
@@ -95,12 +97,12 @@ class EmbeddedMLP(MLP):
         super().__init__(sizes, seed=seed, dtype=dtype, device=device)
         self.inputs = self.fields
         self._rows: Rows | None = None
-        self._combined: Array = None  #: a_0 of the latest minibatch; in backward, its gradient
+        self._combined: Array = None  #: a_0 of the latest minibatch; after backward, its gradient
         self._coming: Ids | None = None
 
     @property
     def rows(self) -> Rows:
-        """The table; setting it sees that its rows are as wide as the model's."""
+        """The attached table; the setter checks that the table's rows have the model's width."""
         if self._rows is None:
             raise UserError("the model has no rows yet: model.rows = learner.tables[name]")
         return self._rows
@@ -126,19 +128,20 @@ class EmbeddedMLP(MLP):
         ready: Ready = lambda name: None,
         coming: Array | None = None,
     ) -> float:
-        """Write the gradient of the parameters, push that of the rows, and return the summed loss.
+        """Write the parameters' gradient, push the rows' gradient, and return the summed loss.
 
         Args:
             x: int64 [m, fields].
             y, out, ready: as for every `Model`.
-            coming: x of the next minibatch, if there is one. Its rows travel while this minibatch
-                is computed, and so do not know this one's gradient yet: they are one older (but
-                in mode "sync", where they are pulled after the step).
+            coming: x of the next minibatch, if there is a next. Its rows are pulled while this
+                minibatch
+                is computed, so these rows lack this minibatch's gradient: they are one update
+                older.
+                (In mode "sync" they are pulled after the step.)
         Returns:
-            The loss, 0.0 where m is 0; then nothing is pulled or pushed for it.
+            The loss; 0.0 if m is 0, without pull or push.
         Raises:
-            UserError: as for every `Model`; also ids that are not int64, and where no rows are
-                attached.
+            UserError: as for every `Model`; also if ids are not int64, or no rows are attached.
 
         Local; waits for the table.
         """
@@ -153,7 +156,7 @@ class EmbeddedMLP(MLP):
             self._coming = None
 
     def _ids(self, name: str, x: Array) -> Ids:
-        """See that ids are as required, and bring them to the host."""
+        """Check ids, and copy them to the host."""
         x = x.get() if hasattr(x, "get") else np.asarray(x)
         if x.dtype != np.int64:
             raise UserError(
@@ -166,7 +169,7 @@ class EmbeddedMLP(MLP):
         return ids
 
     def _moved(self, x: Array, y: Array, first: int = 0) -> tuple[Array, Array]:
-        _ = self.rows  # that they are missing is said first
+        _ = self.rows  # missing rows are the first error
         ids = self._ids("x", x)
         return ids, super()._moved(ids, y, first)[1]
 

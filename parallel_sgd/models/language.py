@@ -1,4 +1,4 @@
-"""A model of text: the next byte from the bytes before it."""
+"""A byte-level language model: predicts the next byte from the preceding bytes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ BYTES = 256
 
 
 class ByteLanguageModel(MLP):
-    """Predicts the next byte: an `MLP` on the embeddings of the bytes before it, side by side.
+    """A model of the next byte: an `MLP` on the concatenated embeddings of the preceding bytes.
 
         a_0 = [E[x_1], …, E[x_context]],    then as in `MLP`, with 256 logits
 
-    x is [m, context], bytes from 0 to 255 in order, as integers or as the floats that data sources
-    make of them; y is [m], the byte that follows each.
+    x is [m, context], bytes from 0 to 255 in order, as integers or as the floats made by data
+    sources; y is [m], the byte after each context.
 
     Args:
-        context: how many bytes before are looked at, at least 1.
+        context: number of preceding bytes, at least 1.
         width: of a byte's embedding, at least 1.
-        hidden: the width of each hidden layer; with none, the logits are affine in the embeddings.
+        hidden: the width of each hidden layer; without any, the logits are affine in the
+            embeddings.
         seed, dtype, device: as for `MLP`; E is normal with variance 1.
     Raises:
-        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+        UserError: an argument is not as required, or `device` is "cuda" without CuPy or a GPU.
 
     Parameters: ``E`` [256, width], ``W1`` [context * width, hidden], ``b1`` [hidden], … Local.
 
@@ -65,7 +66,7 @@ class ByteLanguageModel(MLP):
         x = array_module(self.parameters.flat).asarray(x)
         with np.errstate(invalid="ignore"):
             codes = x.astype(np.uint8)
-        wrong = codes != x  # also where x is nan, or beyond a byte's range
+        wrong = codes != x  # also true for nan, and beyond a byte's range
         if wrong.any():
             i, j = (int(place) for place in np.unravel_index(int(wrong.argmax()), x.shape))
             raise UserError(
@@ -95,12 +96,12 @@ class ByteLanguageModel(MLP):
         ready("E")
 
     def _reserve_rows(self, samples: int) -> None:
-        """Get memory for minibatches of so many samples."""
+        """Allocate buffers for minibatches of up to so many samples."""
         flat = self.parameters.flat
         xp = array_module(flat)
-        #: the embeddings that a minibatch looks up; in backward, their gradient
+        #: embeddings of a minibatch; after backward, their gradient
         self._rows = xp.empty((samples, self.sizes[0]), flat.dtype)
-        #: NumPy: where in E.ravel() each of their values is
+        #: NumPy: the index in E.ravel() of each value of `_rows`
         places = samples * self.context if xp is np else 0
         self._places = np.empty((places, self.width), np.intp)
 
@@ -112,17 +113,17 @@ class ByteLanguageModel(MLP):
 
 
 def look_up(table: Array, x: Array, out: Array) -> None:
-    """Write out[i] = table[x[i]] for bytes x: with CuPy, or with NumPy without a copy between."""
+    """Write out[i] = table[x[i]] for bytes x; with NumPy without a temporary copy."""
     xp = array_module(table)
     xp.take(table, x, axis=0, out=out, **({"mode": "clip"} if xp is np else {}))
 
 
 def add_rows(rows: Array, places: Array, out: Array) -> None:
-    """Write the sum of the rows of each byte: NumPy's way, one value after the other.
+    """Write the sum of the rows of each byte, with NumPy: values are added in order.
 
     Args:
         rows: [n, width].
-        places: intp [n, width], where in the flat `out` each value is added.
+        places: intp [n, width], the index in the flat `out` to add each value to.
         out: [256, width], contiguous; overwritten.
 
     `numpy.add.at` is fast on flat arrays only: here four times as fast as with rows as values.
@@ -132,9 +133,10 @@ def add_rows(rows: Array, places: Array, out: Array) -> None:
 
 
 def multiply_rows(rows: Array, x: Array, out: Array) -> None:
-    """Write the sum of the rows of each byte: CuPy's way, a product with the one-hot bytes.
+    """Write the sum of the rows of each byte, with CuPy: a product with the one-hot bytes.
 
-    CuPy adds at places atomically, in an order that differs from run to run; a product does not.
+    CuPy's scatter-add is atomic, in an order that differs from run to run; a product is
+    deterministic.
 
     Args:
         rows: [n, width].

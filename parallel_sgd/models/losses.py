@@ -1,4 +1,4 @@
-"""What a model is to learn of y: a loss over its outputs, and a score that people read."""
+"""Losses of the models: a loss over the outputs with its gradient, and a score for people."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Sums = npt.NDArray[np.float64]
 
 
 class Loss(ABC):
-    """A loss with its gradient, and a score. Stateless; works where the outputs are.
+    """A loss with its gradient, and a score. Stateless; computes on the outputs' device.
 
     Attributes:
-        labels: whether y is one label a sample, [m] integers below the number of outputs; else it
-            holds a number for each output.
+        labels: True if y is one label a sample, [m] integers below the number of outputs; False if
+            y holds a number for each output.
         metric: the name of the score.
     """
 
@@ -30,44 +30,50 @@ class Loss(ABC):
 
     @abstractmethod
     def checked(self, y: Array, outputs: int, first: int = 0) -> Array:
-        """See that y fits, and bring it into the shape that the other methods take.
+        """Check y, and bring y into the shape expected by the other methods.
 
         Args:
             y: [m, …], plain numbers, m at least 1.
-            outputs: of the model.
+            outputs: number of the model's outputs.
             first: the index of the first sample, for errors.
+        Returns:
+            [m] labels, or [m, outputs].
         Raises:
-            UserError: its shape, type or values are not as required.
+            UserError: shape, type or values of y are not as required.
         """
 
     @abstractmethod
     def loss_and_delta(self, outputs: Array, y: Array) -> tuple[float, Array]:
-        """Return the summed loss and, in the outputs' place, its gradient.
+        """Return the summed loss, and its gradient by the outputs, written over the outputs.
 
         Args:
             outputs: [m, outputs]; overwritten.
-            y: as `checked` returns it; of the outputs' dtype where it holds no labels.
+            y: as returned by `checked`; of the outputs' dtype unless y holds labels.
         """
 
     @abstractmethod
     def sums(self, outputs: Array, y: Array) -> Sums:
-        """What the score is made of, float64 [k]: the sums of two sets of samples, added, are those
-        of both. Arguments as for `loss_and_delta`, but unchanged."""
+        """Return the sums behind the score, float64 [k].
+
+        Sums are additive: the sums of two sets of samples, added, are the sums of their union.
+        Arguments
+        as for `loss_and_delta`, but not changed.
+        """
 
     @abstractmethod
     def score(self, sums: Sums, samples: int) -> float:
-        """The score of so many samples, at least 1, whose `sums` have been added."""
+        """Return the score of so many samples, at least 1, given their added `sums`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 class CrossEntropy(Loss):
-    """For the label of one class a sample; the outputs are logits.
+    """Cross-entropy, for the label of one class a sample; the outputs are logits.
 
         loss = Σ_i log Σ_c exp(logits_ic) - logits_i,y_i        (in nats)
 
-    The score is the accuracy, the fraction of samples whose largest logit is that of their label.
+    The score is the accuracy: the fraction of samples whose largest logit is the label's.
     """
 
     labels = True
@@ -87,7 +93,7 @@ class CrossEntropy(Loss):
         return y
 
     def loss_and_delta(self, outputs: Array, y: Array) -> tuple[float, Array]:
-        """The gradient is softmax - one-hot."""
+        """Return the loss, and the gradient softmax - one-hot."""
         xp = array_module(outputs)
         rows = xp.arange(len(y))
         outputs -= outputs.max(axis=1, keepdims=True)
@@ -100,7 +106,7 @@ class CrossEntropy(Loss):
         return float(loss), outputs
 
     def sums(self, outputs: Array, y: Array) -> Sums:
-        """[samples whose label is guessed]."""
+        """Return [number of correctly classified samples]."""
         return np.array([float((outputs.argmax(axis=1) == y).sum())])
 
     def score(self, sums: Sums, samples: int) -> float:
@@ -108,13 +114,14 @@ class CrossEntropy(Loss):
 
 
 class SquaredError(Loss):
-    """For numbers, one for each output: regression.
+    """Squared error, for regression: y has a number for each output.
 
         loss = Σ_i Σ_k (outputs_ik - y_ik)²
 
-    The score is R², 1 - Σ (outputs - y)² / Σ (y - mean of y)²: 1 for a perfect model, 0 for one
-    that says the mean. Of several outputs it is the mean of theirs. Where all y are alike, it is 1
-    if they are met and else 0. y is [m, outputs], of one output also [m].
+    The score is R², 1 - Σ (outputs - y)² / Σ (y - mean of y)²: 1 for a perfect model, 0 for a model
+    that always predicts the mean. For several outputs it is the mean of their R². If all y of an
+    output are equal, R² is 1 for exact predictions and else 0. y is [m, outputs]; for a single
+    output also [m].
     """
 
     metric = "r2"
@@ -123,14 +130,14 @@ class SquaredError(Loss):
         return _for_each_output(y, outputs, "a number")
 
     def loss_and_delta(self, outputs: Array, y: Array) -> tuple[float, Array]:
-        """The gradient is 2 (outputs - y)."""
+        """Return the loss, and the gradient 2 (outputs - y)."""
         outputs -= y
         loss = (outputs * outputs).sum(dtype=np.float64)
         outputs *= 2
         return float(loss), outputs
 
     def sums(self, outputs: Array, y: Array) -> Sums:
-        """Of each output: the squared errors, y, and y²."""
+        """Return the sums of squared errors, of y, and of y², for each output: [3 * outputs]."""
         y = y.astype(np.float64)
         errors = outputs - y
         return np.concatenate([_on_host((a).sum(axis=0)) for a in (errors * errors, y, y * y)])
@@ -144,14 +151,16 @@ class SquaredError(Loss):
 
 
 class BinaryCrossEntropy(Loss):
-    """For any number of labels a sample: each output is the logit of one label by itself.
+    """Binary cross-entropy, for any number of labels a sample: each output is the logit of a label.
 
         loss = Σ_i Σ_k log(1 + exp(outputs_ik)) - y_ik outputs_ik        (in nats)
 
-    y is [m, outputs], 1 where a sample has the label and else 0; of one output also [m]. The score
-    is F1 over all labels together ("micro"): 2 hits / (labels there + labels guessed), of outputs
-    above 0; 0 where there are none and none is guessed. To say no to all is not rewarded, as it
-    would be by the share of right answers where labels are few.
+    y is [m, outputs], 1 if the sample has the label, else 0; for a single output also [m]. The
+    score
+    is F1 over all labels together ("micro"): 2 hits / (true labels + predicted labels), where
+    outputs
+    above 0 predict a label; 0 if there are neither true nor predicted labels. Unlike accuracy, F1
+    does not reward a model that predicts no label at all when labels are rare.
     """
 
     metric = "f1"
@@ -165,7 +174,7 @@ class BinaryCrossEntropy(Loss):
         return y
 
     def loss_and_delta(self, outputs: Array, y: Array) -> tuple[float, Array]:
-        """The gradient is sigmoid(outputs) - y."""
+        """Return the loss, and the gradient sigmoid(outputs) - y."""
         xp = array_module(outputs)
         below = xp.exp(-xp.abs(outputs))  # at most 1, whatever the outputs are
         terms = xp.log1p(below) + xp.maximum(outputs, 0) - outputs * y
@@ -174,7 +183,7 @@ class BinaryCrossEntropy(Loss):
         return float(loss), outputs
 
     def sums(self, outputs: Array, y: Array) -> Sums:
-        """[hits, labels there, labels guessed]."""
+        """Return [hits, true labels, predicted labels]."""
         there, guessed = y != 0, outputs > 0
         return np.array([float(a.sum()) for a in (there & guessed, there, guessed)])
 
@@ -183,7 +192,7 @@ class BinaryCrossEntropy(Loss):
         return 2 * hits / max(there + guessed, 1.0)
 
 
-#: What models call them.
+#: Losses by name.
 LOSSES: dict[str, Loss] = {
     "cross-entropy": CrossEntropy(),
     "squared": SquaredError(),
@@ -199,10 +208,10 @@ TASK_LOSSES = {
 
 
 def checked_loss(loss: str | Loss) -> Loss:
-    """Return a loss, given or named.
+    """Return a loss, given as a `Loss` or by name.
 
     Raises:
-        UserError: it is none.
+        UserError: neither a `Loss` nor a name in `LOSSES`.
     """
     if isinstance(loss, Loss):
         return loss
@@ -214,12 +223,12 @@ def checked_loss(loss: str | Loss) -> Loss:
 
 
 def shape_of(array: Array) -> str:
-    """A minibatch's shape in words that are the same on all ranks, whatever their shares of it."""
+    """Format a minibatch's shape as "[m, 8, 8]", the same text on all ranks."""
     return f"[{', '.join(map(str, ('m', *array.shape[1:])))}]" if array.ndim else "[]"
 
 
 def _for_each_output(y: Array, outputs: int, what: str) -> Array:
-    """y as [m, outputs]."""
+    """Return y as [m, outputs]; raise a UserError if the shape does not fit."""
     if y.ndim == 1 and outputs == 1:
         return y.reshape(-1, 1)
     if y.ndim != 2 or y.shape[1] != outputs:

@@ -1,4 +1,4 @@
-"""A multilayer perceptron, and softmax regression, which is one without hidden layers."""
+"""A multilayer perceptron, and softmax regression: a perceptron without hidden layers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class MLP(Model):
 
     Args:
         sizes: inputs, the width of each hidden layer, outputs; at least two numbers.
-        loss: "cross-entropy" for the label of one class a sample, the outputs being logits;
-            "squared" for numbers to be met by the outputs; "logistic" for several labels a sample,
-            each output being the logit of one; or a `Loss`.
-        seed: an integer of at least 0. It decides the initial weights, normal with variance
+        loss: "cross-entropy" for the label of one class a sample, with logits as outputs;
+            "squared" for regression; "logistic" for several labels a sample, with a logit for each
+            label as outputs; or a `Loss`.
+        seed: an integer of at least 0. Decides the initial weights, normal with variance
             2/fan-in (1/fan-in in the last layer; biases 0), the same on NumPy and CuPy.
         dtype: float32 or float64; the same initial values, to rounding.
         device: "cpu" for NumPy, "cuda" for CuPy on its current device.
     Raises:
-        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+        UserError: an argument is not as required, or `device` is "cuda" without CuPy or a GPU.
 
     Parameters: ``W1`` [inputs, width], ``b1`` [width], ``W2``, … Local.
 
@@ -73,8 +73,8 @@ class MLP(Model):
             self.parameters = Parameters(arrays)
         except MemoryError as error:
             raise UserError(f"{what} does not fit into memory: {line_of(error)}") from None
-        self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes
-        self._deltas: list[Array] = []  # the loss's gradient by each hidden layer's outputs
+        self._outputs: list[Array] = []  # of each layer; in backward, the rectifiers' slopes
+        self._deltas: list[Array] = []  # gradient of the loss by each hidden layer's outputs
 
     def _initial(self, random: np.random.Generator, dtype: np.dtype[Any]) -> dict[str, Array]:
         arrays = {}
@@ -100,7 +100,7 @@ class MLP(Model):
         self._backward_layers(x, delta, out, ready)
 
     def _backward_layers(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> Array:
-        """Write the layers' gradient; return that of the first one's affine outputs."""
+        """Write the layers' gradient; return the gradient by the first layer's affine outputs."""
         xp = array_module(x)
         for layer in range(self.layers, 0, -1):
             a = x if layer == 1 else self._outputs[layer - 2][: len(x)]
@@ -111,7 +111,7 @@ class MLP(Model):
             if layer > 1:
                 before = self._deltas[layer - 2][: len(x)]
                 xp.matmul(delta, self.parameters[f"W{layer}"].T, out=before)
-                before *= xp.greater(a, 0, out=a)  # 1 where the rectifier let a value pass, else 0
+                before *= xp.greater(a, 0, out=a)  # the rectifier's slope: 1 above 0, else 0
                 delta = before
         return delta
 
@@ -128,13 +128,15 @@ class MLP(Model):
 
 
 class SoftmaxRegression(MLP):
-    """Logits that are affine in the inputs: x W1 + b1.
+    """Softmax regression: logits that are affine in the inputs, x W1 + b1.
 
     Args:
         inputs, classes: their numbers, at least 1.
         seed, dtype, device: as for `MLP`.
     Raises:
-        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+        UserError: an argument is not as required, or `device` is "cuda" without CuPy or a GPU.
+
+    Local.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class SoftmaxRegression(MLP):
 
 
 def checked_hidden(hidden: Sequence[int]) -> list[int]:
-    """The widths of hidden layers; raises a UserError where one is no whole number above 0."""
+    """Return the widths of hidden layers; raise a UserError unless all are integers above 0."""
     if not isinstance(hidden, Iterable):
         raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
     return [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
@@ -167,7 +169,7 @@ def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def use_gpu(local_rank: int) -> None:
-    """Make CuPy's current device the GPU for one of several ranks of a machine, in turn. Local.
+    """Set CuPy's current device to a GPU of this machine, in turn over the local ranks. Local.
 
     Args:
         local_rank: `Communicator.local_rank`.

@@ -1,4 +1,4 @@
-"""What the models have in common: minibatches, the loss over their outputs, and evaluation."""
+"""The base class of the models: minibatches, the loss over the outputs, and evaluation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Ready = Callable[[str], object]
 
 
 class Model(ABC):
-    """A model whose outputs learn by a loss: the logits of classes by cross-entropy, say.
+    """A model whose outputs are trained by a loss, such as logits by cross-entropy.
 
-    `parameters` belongs to the model and may be changed in place. NumPy or CuPy: the model works
-    where its parameters are, and moves minibatches there. A model is not for several threads.
+    `parameters` belongs to the model and may be changed in place. NumPy or CuPy: the model computes
+    on the device of its parameters, and moves minibatches there. Not thread-safe.
     """
 
     parameters: Parameters
@@ -32,19 +32,19 @@ class Model(ABC):
 
     @property
     def classes(self) -> int | None:
-        """Labels in y are below this; None where y holds other numbers."""
+        """Number of classes: labels in y are below this; None if y holds other numbers."""
         return self.outputs if self.loss.labels else None
 
     @abstractmethod
     def _forward(self, x: Array) -> Array:
-        """Return the outputs [m, outputs] of x [m, inputs], in memory that the next call reuses."""
+        """Return the outputs [m, outputs] of x [m, inputs], in memory reused by the next call."""
 
     @abstractmethod
     def _backward(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> None:
-        """Write the gradient of all parameters, given that of the outputs [m, outputs].
+        """Write the gradient of all parameters, given the gradient of the outputs [m, outputs].
 
         Follows `_forward` of the same x; may change `delta`. Calls `ready` with the name of every
-        parameter as soon as its gradient is complete, last ones first.
+        parameter as soon as its gradient is complete, last layers first.
         """
 
     def gradient(
@@ -53,17 +53,18 @@ class Model(ABC):
         """Write the gradient of the loss, summed over a minibatch, and return the summed loss.
 
         Args:
-            x: [m, inputs]; converted to the parameters' dtype.
-            y: what the loss learns from: [m], integers from 0 to classes - 1, for cross-entropy;
-                [m, outputs] for the others.
-            out: of the parameters' layout; every value is overwritten, with zeros where m is 0.
-            ready: called with the name of each parameter when its gradient is in `out`, last ones
-                first (not where m is 0): `Learner.ready`.
+            x: [m, inputs]; converted to the parameters' dtype. Not changed.
+            y: targets for the loss: [m], integers from 0 to classes - 1, for cross-entropy;
+                [m, outputs] for other losses. Not changed.
+            out: of the parameters' layout; every value is overwritten, with zeros if m is 0.
+            ready: called with the name of each parameter when its gradient is in `out`, last layers
+                first (not if m is 0): `Learner.ready`.
         Returns:
-            The loss, 0.0 where m is 0. Non-finite values pass through, for the learner to judge.
+            The loss, 0.0 if m is 0. Non-finite values pass through, for the learner to handle.
         Raises:
-            UserError: no arrays of numbers, shapes that do not fit, or y is nothing that the loss
-                learns from: labels that are not integers, or out of range.
+            UserError: not arrays of numbers, shapes that do not fit, or targets that the loss
+                refuses:
+                labels that are not integers, or out of range.
 
         Local. Reuses its memory while m does not grow.
         """
@@ -84,12 +85,14 @@ class Model(ABC):
         return loss
 
     def predict(self, x: Array) -> Array:
-        """Return the outputs [m, outputs] of x [m, inputs], m at least 1, where the parameters are.
+        """Return the outputs [m, outputs] of x [m, inputs], m at least 1.
+
+        The caller owns the returned array; it lies on the parameters' device.
 
         Raises:
-            UserError: no numbers, or a shape that does not fit.
+            UserError: x holds no numbers, or its shape does not fit.
 
-        Local. They are the caller's own.
+        Local.
         """
         xp, x = array_module(self.parameters.flat), as_numbers("x", x)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -100,11 +103,12 @@ class Model(ABC):
 
         Args:
             x: [n, inputs], n at least 1; may be memory-mapped.
-            y: as for `gradient`, of each.
+            y: targets [n, …], as for `gradient`.
             batch: samples at a time, at least 1; bounds the memory.
         Returns:
-            The loss, and what `loss.metric` names: the accuracy (a fraction) with cross-entropy, R²
-            with squared errors, F1 with several labels.
+            The loss, and the score named by `loss.metric`: accuracy (a fraction) for cross-entropy,
+            R²
+            for squared errors, F1 for several labels.
         Raises:
             UserError: no samples, or as for `gradient`.
 
@@ -113,10 +117,11 @@ class Model(ABC):
         return self.scores(self.evaluate_sums(x, y, batch), len(x))
 
     def evaluate_sums(self, x: Array, y: Array, batch: int = 1024) -> Sums:
-        """Return what `scores` makes the loss and the score of: float64 [k].
+        """Return the sums from which `scores` computes the loss and the score: float64 [k].
 
-        The sums of the parts of a data set, added, are those of the whole: of several ranks, say.
-        Arguments and errors as for `evaluate`. Local.
+        Sums are additive: the sums of the parts of a data set (of several ranks, say), added, are
+        the sums
+        of the whole. Arguments and errors as for `evaluate`. Local.
         """
         batch = integer("batch", batch, 1)
         x, y = as_numbers("x", x), as_numbers("y", y, several=False)
@@ -144,7 +149,11 @@ class Model(ABC):
         return float(sums[0]) / samples, self.loss.score(sums[1:], samples)
 
     def _moved(self, x: Array, y: Array, first: int = 0) -> tuple[Array, Array]:
-        """Bring a minibatch to where the parameters are; `first` is its first sample's index."""
+        """Check a minibatch, and move x and y to the parameters' device.
+
+        Args:
+            first: index of the first sample, for errors.
+        """
         xp = array_module(self.parameters.flat)
         x = self._checked(xp.asarray(x, dtype=self.parameters.dtype))
         if y.ndim and len(x) != len(y):
@@ -159,12 +168,12 @@ class Model(ABC):
 
 
 def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
-    """Take what a user has as an array, NumPy's or CuPy's as it is.
+    """Convert a user's values to an array; NumPy and CuPy arrays are returned as given.
 
     Args:
-        several: whether to refuse a single number.
+        several: True refuses a single number.
     Raises:
-        UserError: it holds masked values, no plain numbers, or a single one where it may not.
+        UserError: `values` holds masked values, no plain numbers, or a single number if refused.
     """
     try:
         array = values if hasattr(values, "dtype") else np.asarray(values)
@@ -174,7 +183,7 @@ def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
         kind = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
         raise UserError(f"{name} must be an array of numbers: it is {kind}")
     if isinstance(array, np.ma.MaskedArray):
-        if np.ma.getmaskarray(array).any():  # training would take what is below the mask
+        if np.ma.getmaskarray(array).any():  # training would use the numbers under the mask
             raise UserError(
                 f"{name} has masked values: must have none: fill them, or leave their samples out"
             )

@@ -1,1 +1,1 @@
-"""Data sets that need no download."""
+"""Example data sets that need no download."""

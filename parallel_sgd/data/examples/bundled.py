@@ -1,4 +1,4 @@
-"""Real data that need no download."""
+"""Small real data sets found on the machine, without a download: digits and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from ..dataset import Arrays
 from ..readers.idx import load_idx
 from ..readers.images import Images
 
-FILE = "datasets/data/digits.csv.gz"  #: within scikit-learn
+FILE = "datasets/data/digits.csv.gz"  #: path within scikit-learn
 DIGITS_CLASSES = 10
 LARGEST_PIXEL = 16
 
-FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"  #: of Debian's dataset-fashion-mnist
+#: Folder of Debian's package dataset-fashion-mnist.
+FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"
 FASHION_MNIST_CLASSES = 10
 
 
 def digits(*, test: int | float = 360, seed: int = 0) -> tuple[Arrays, Arrays]:
-    """Scikit-learn's handwritten digits, 1797 images of 8 by 8, as (training, test).
+    """Load scikit-learn's handwritten digits, 1797 images of 8 by 8, as (training, test).
 
     Args:
-        test: how many images to test on, or (a float) which fraction of them.
-        seed: decides which; an integer of at least 0.
+        test: the number of test images, or (a float) their fraction.
+        seed: decides the test images; an integer of at least 0.
     Returns:
         Two data sets with x float32 [n, 64] in 0 to 1 and y int64 [n] from 0 to 9.
     Raises:
@@ -45,19 +46,19 @@ def digits(*, test: int | float = 360, seed: int = 0) -> tuple[Arrays, Arrays]:
 
 
 def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
-    """Fashion-MNIST, 70,000 grey images of clothing, 28 by 28, as (training, test).
+    """Load Fashion-MNIST, 70,000 grey images of clothing, 28 by 28, as (training, test).
 
     Args:
-        folder: where the four files are, as they are published, or without their ``.gz``: of
-            MNIST, too, which has the same names and sizes. None: where Debian's package
-            dataset-fashion-mnist puts them.
+        folder: contains the four files as published, or without their ``.gz``. The files of MNIST
+            have the same names and sizes, and are read, too. None: the folder of Debian's package
+            dataset-fashion-mnist.
     Returns:
         Two data sets with x float32 [n, 1, 28, 28] in 0 to 1 and y int64 [n] from 0 to 9:
-        60,000 and 10,000 images. In memory: 55 MB, bytes that become floats as they are read.
+        60,000 and 10,000 images. Memory: 55 MB of bytes, converted to floats as they are read.
     Raises:
-        UserError: a file is missing, malformed, or not of images or labels as these are.
+        UserError: a file is missing, malformed, or does not hold such images or labels.
 
-    Local: every rank reads the files, in half a second. Source: Xiao, Rasul, Vollgraf,
+    Local. Cost: every rank reads the files, in half a second. Source: Xiao, Rasul, Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms", 2017.
     """
     if folder is None:
@@ -73,7 +74,7 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> tuple[Images,
 
 
 def is_mnist(path: Path) -> bool:
-    """Whether a folder holds files named as those of MNIST and Fashion-MNIST. Local."""
+    """Return True if a folder has files named as in MNIST and Fashion-MNIST. Local."""
     return _plain_or_gz(path / "train-images-idx3-ubyte").is_file()
 
 
@@ -98,9 +99,9 @@ def _plain_or_gz(path: Path) -> Path:
 
 
 def _table() -> npt.NDArray[Any]:
-    """Pixels and class of every image, [1797, 65].
+    """Return pixels and class of every image, [1797, 65].
 
-    They are read from scikit-learn's own file: importing it takes a second on every rank.
+    Reads scikit-learn's file directly: importing scikit-learn takes a second on every rank.
     """
     library = find_spec("sklearn")
     if library is None or library.origin is None:
@@ -110,8 +111,8 @@ def _table() -> npt.NDArray[Any]:
         )
     file = Path(library.origin).parent / FILE
     if file.is_file():
-        return np.loadtxt(file, delimiter=",", dtype=np.uint8)  # NumPy reads floats more slowly
-    from sklearn.datasets import load_digits  # of a version that keeps them elsewhere
+        return np.loadtxt(file, delimiter=",", dtype=np.uint8)  # faster than reading floats
+    from sklearn.datasets import load_digits  # a version with the file elsewhere
 
     x, y = load_digits(return_X_y=True)
     return np.column_stack([x, y])

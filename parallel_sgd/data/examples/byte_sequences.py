@@ -1,4 +1,4 @@
-"""Text as sequences of bytes, the next one to be predicted at every place: for a transformer."""
+"""Text as sequences of bytes with the next byte as target at every place, for a transformer."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ LAST_TENTH = 0.1
 class ByteSequences(Dataset):
     """A text cut into sequences: x is `context` bytes, y the byte after each of them.
 
-    Sequence i begins at byte i · context, so that every byte is predicted once in an epoch, but for
-    the first one and what is left at the end.
+    Sequence i begins at byte i · context. So an epoch predicts every byte once, except the first
+    byte
+    and the remainder at the end.
 
     Args:
         text: not copied.
         context: the length of x and of y, at least 1.
     Raises:
-        UserError: `context` is not as required.
+        UserError: an argument is not as required.
 
-    `read` gives x as int64 in any `dtype`: bytes are names, to look up vectors by. A PyTorch
-    `DataLoader` takes it as it is. Local. In memory: each byte once.
+    `read` returns x as int64 for any `dtype`: bytes are indexes of embeddings. Usable in a PyTorch
+    `DataLoader` directly. Local. Memory: each byte once.
 
     >>> x, y = ByteSequences(b"abcdefg", context=3).read(np.arange(2))
     >>> x.tolist()
@@ -57,7 +58,7 @@ class ByteSequences(Dataset):
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        kind = float_dtype(dtype)  # refused here as everywhere
+        kind = float_dtype(dtype)  # checks dtype
         if not len(self):
             windows = np.empty((len(indexes), self.context + 1), np.uint8)
         else:
@@ -77,15 +78,15 @@ def library_sequences(
     *,
     most_bytes: int | None = None,
 ) -> tuple[ByteSequences, ByteSequences]:
-    """The source of Python's standard library as sequences of bytes, as (training, test).
+    """Load the source of Python's standard library as sequences of bytes: (training, test).
 
     Args:
         context: the length of a sequence, at least 1.
-        test, seed, most_bytes: as for `library_source`: the same files, one after the other.
+        test, seed, most_bytes: as for `library_source`; the same files, concatenated.
     Returns:
         Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255.
     Raises:
-        UserError: as for `library_source`, or one of the two is shorter than a sequence.
+        UserError: as for `library_source`, or either part is shorter than a sequence.
 
     Local: every rank reads the files.
     """
@@ -100,27 +101,30 @@ def text_sequences(
     *,
     suffixes: Collection[str] = (".txt",),
 ) -> tuple[ByteSequences, ByteSequences]:
-    """The files of a folder as sequences of bytes, as (training, test).
+    """Load the text files of a folder as sequences of bytes: (training, test).
 
     All files below the folder whose names end in one of `suffixes` are joined, in the order of
-    their paths; the last of the bytes are tested on, and no byte is in both. Where files are named
-    as parts, some to train on and some to test on (wiki.train.txt and wiki.valid.txt), or folders
-    are (``train/``, ``test/``), these are the two: see `parquet_parts`. Names that also say
-    something else ("the test of honour.txt") are parts only where another part has the same other
-    words. Hidden files are left out, and what systems leave behind.
+    their paths. The last bytes are the test data; no byte is in both parts. If files are named as
+    parts (wiki.train.txt and wiki.valid.txt), or folders are (``train/``, ``test/``), these are
+    the two parts: see `parquet_parts`. A name with further words ("the test of honour.txt") is a
+    part
+    only if another part has the same further words. Hidden files and files of the operating system
+    are skipped.
 
     Args:
         context: the length of a sequence, at least 1.
-        test: the fraction of the bytes to test on, above 0 and below 1, whatever the files are
-            named; None: the parts, or a tenth of the bytes where there are none.
-        suffixes: case counts; "" takes every file.
+        test: the fraction of the bytes to test on, above 0 and below 1, whatever the names of the
+            files. None: the named parts, or a tenth of the bytes if there are no parts.
+        suffixes: case-sensitive; "" takes every file.
     Returns:
         Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255. The
         same on every machine with the same files.
     Raises:
-        UserError: an argument is not as required, there is no such file, one cannot be read or is
-            no regular file, it is in doubt which of them are to test on, or the text is too short
-            for a sequence on either side.
+        UserError: an argument is not as required, there is no such file, a file cannot be read or
+            is
+            no regular file, the names leave doubt about the test part, or the text of either part
+            is
+            too short for a sequence.
 
     Local: every rank reads the files.
     """
@@ -150,7 +154,7 @@ def text_sequences(
 
 
 def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
-    """The parts among the files and folders of a folder, where texts are named as such."""
+    """Return the parts among the files and folders of a folder; None if no names say so."""
     entries = sorted({folder / path.relative_to(folder).parts[0] for path in files})
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for path, kind in kinds_of(entries).items():
@@ -166,7 +170,7 @@ def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
 
 
 def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:
-    """The content of those files that are wanted, or lie in a folder that is."""
+    """Return the content of the wanted files, and of the files in wanted folders."""
     return b"".join(_content(f) for f in files if {f, *f.parents} & set(wanted))
 
 

@@ -1,4 +1,4 @@
-"""Made-up clicks, with ids from a space that no memory holds: for embedding tables."""
+"""Synthetic clicks with ids from a space too large for memory, for embedding tables."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from ..hashing import LARGEST_ID, STEP, fractions, mixed
 from ..validation import Array, DType, checked_labels, float_dtype
 
 CLICKS_CLASSES = 2
-STREAM = (0, 2)  #: follows the seed
-RANK_BITS = 48  #: of an id before it is mixed; the field's number is above them
-PART = 1 << 16  #: samples that `bayes_loss` looks at together
+STREAM = (0, 2)  #: appended to the seed
+RANK_BITS = 48  #: bits of the rank in an id before mixing; the field's number is in the bits above
+PART = 1 << 16  #: samples generated at a time by `bayes_loss`
 
 
 class Clicks(Dataset):
-    """Samples that are functions of their number and the seed: nothing is stored.
+    """Samples computed from their number and the seed: nothing is stored.
 
-    In each field of a sample stands an id, the r-th most frequent of `vocabulary` ones with a
-    probability close to r^-exponent; so a few are everywhere, and most never occur. A click has
+    Each field of a sample holds an id: the r-th most frequent of `vocabulary` ids with a
+    probability
+    close to r^-exponent. So a few ids are everywhere, and most ids never occur. A click has
 
         log(p / (1 - p)) = bias + Σ_f w(id_f),    w uniform, of variance deviation² / fields
 
-    where w is a hash of the id and the seed. y is 1 with probability p. Fields share no ids, which
-    are hashes too: int64 over all the 2^63 there are.
+    where w is a hash of the id and the seed. y is 1 with probability p. Fields share no ids. The
+    ids
+    are hashes too: int64 over all of the 2^63 nonnegative numbers.
 
     Args:
-        samples: how many, at least 1.
+        samples: number of samples, at least 1.
         fields: ids in a sample, at least 1.
         seed: decides ids, w and y; an integer of at least 0.
-        first: the first sample's number: data sets of different numbers share w and nothing else.
+        first: the first sample's number. Data sets with disjoint ranges of numbers share w and
+            nothing else.
         vocabulary: different ids in a field, up to 2^48.
-        exponent: of the power law, at least 0; where it is 1, r is log-uniform.
-        bias, deviation: mean and standard deviation of the log odds over ids that are all alike.
+        exponent: of the power law, at least 0; for 1, r is log-uniform.
+        bias, deviation: mean and standard deviation of the log odds over uniformly drawn ids.
     Raises:
         UserError: an argument is not as required.
 
-    `read` gives int64 ids in any `dtype`: they are names, which floats would confuse. Local.
+    `read` returns int64 ids for any `dtype`: floats cannot represent all ids. Local.
 
     >>> data = Clicks(1000, fields=3)
     >>> x, y = data.read(np.arange(5))
@@ -80,7 +83,7 @@ class Clicks(Dataset):
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        float_dtype(dtype)  # refused here as everywhere
+        float_dtype(dtype)  # checks dtype
         draws = self._draw(indexes)
         x = self._ids(draws[:, :-1])
         clicked = draws[:, -1] < _probabilities(self._scores(x))
@@ -88,16 +91,17 @@ class Clicks(Dataset):
         return x, y if classes is None else checked_labels("y", y, indexes, classes)
 
     def probabilities(self, indexes: Array) -> Array:
-        """Return the true probability of a click in some samples, float64 [m]. Local."""
+        """Return the true probability of a click for some samples, float64 [m]. Local."""
         return _probabilities(self._scores(self._ids(self._draw(indexes)[:, :-1])))
 
     def bayes_loss(self) -> float:
-        """Return the mean loss, in nats, of one who knows w: no model's expected loss is lower.
+        """Return the Bayes loss: the mean loss, in nats, of a model that knows w.
 
             mean of -p log p - (1 - p) log(1 - p)
 
-        A model that is trained has seen some ids never or once, and stays above it. Local.
-        Generates all samples, part by part.
+        No model's expected loss is lower. A trained model has seen some ids rarely or never, and
+        stays
+        above this loss. Local. Cost: generates all samples, part by part.
         """
         total = 0.0
         for begin in range(0, self.samples, PART):
@@ -107,7 +111,7 @@ class Clicks(Dataset):
         return total / self.samples
 
     def _draw(self, indexes: Array) -> Array:
-        """A float64 in 0 to 1 for each field of each sample, and one more for its label."""
+        """Return a float64 in [0, 1) for each field of each sample, and one more for its label."""
         numbers = (np.asarray(indexes, np.uint64) + np.uint64(self.first))[:, None]
         count = np.uint64(self.fields + 1)
         places = numbers * count + np.arange(count, dtype=np.uint64)
@@ -115,7 +119,7 @@ class Clicks(Dataset):
             return fractions(mixed(places * STEP + self._draws))
 
     def _ids(self, draws: Array) -> Array:
-        """The ids of draws [m, fields], by the inverse of r's distribution function.
+        """Return the ids of draws [m, fields], by the inverse of r's distribution function.
 
         P(rank at most r) = ((r + 1)^t - 1) / ((vocabulary + 1)^t - 1),    t = 1 - exponent
         """
@@ -126,7 +130,7 @@ class Clicks(Dataset):
         return (mixed(ranks | fields) & np.uint64(LARGEST_ID)).astype(np.int64)
 
     def _scores(self, x: Array) -> Array:
-        """The log odds of a click for ids [m, fields]."""
+        """Return the log odds of a click for ids [m, fields]."""
         hidden = fractions(mixed(x.astype(np.uint64) ^ self._weights))
         largest = self.deviation * math.sqrt(3 / self.fields)
         scores: Array = self.bias + largest * (2 * hidden - 1).sum(axis=1)
@@ -144,21 +148,21 @@ def _probabilities(scores: Array) -> Array:
 def clicks(
     samples: int = 220_000, fields: int = 8, *, test: int | float = 20_000, seed: int = 0
 ) -> tuple[Clicks, Clicks]:
-    """Made-up clicks as (training, test): which ids make them likely is to be found out.
+    """Generate synthetic clicks as (training, test): the ids' effect on clicks is to be learned.
 
     Args:
-        samples: of both together.
-        fields: ids in a sample, each field's from 10^11 of its own.
-        test: how many samples to test on, or (a float) which fraction of them.
-        seed: decides all; an integer of at least 0.
+        samples: total of both parts.
+        fields: ids in a sample, each field with 10^11 ids of its own.
+        test: the number of test samples, or (a float) their fraction.
+        seed: decides all values; an integer of at least 0.
     Returns:
         Two data sets with x int64 [n, fields] and y int64 [n], 0 or 1. `bayes_loss` of the second
-        is the loss that nobody goes below.
+        is a lower bound for the expected loss of any model.
     Raises:
         UserError: an argument is out of range.
 
-    Local. The same on every machine, but where rounding of `exp` and `log` turns an id into the
-    next one.
+    Local. The same on every machine, except where rounding of `exp` and `log` turns an id into its
+    neighbour.
     """
     samples = integer("samples", samples, 2)
     wanted = samples_to_test(test, samples)

@@ -1,4 +1,4 @@
-"""The Python standard library's own source, as text for a byte-level model: real, and at hand."""
+"""The Python standard library's source as text for a byte-level model, without a download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..dataset import SPLIT_STREAM, Dataset
 from ..readers.parts import files_below
 from ..validation import Array, DType, checked_targets, float_dtype
 
-#: Folders left out: tests, what was installed beside the library, and what the build wrote.
+#: Folders to skip: tests, installed packages, and build outputs.
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 BUILT = ("config-", "_sysconfigdata")
 
@@ -25,17 +25,17 @@ File = tuple[str, int]  #: path below the library's folder, and size in bytes
 
 
 class ByteWindows(Dataset):
-    """Every byte of some files as a sample: y is the byte, x the `context` bytes before it.
+    """Every byte of some files as a sample: y is the byte, x the preceding `context` bytes.
 
-    A window never reaches into another file: before a file's first byte, x is filled with zeros.
+    A window never crosses a file boundary: before a file's first byte, x is filled with zeros.
 
     Args:
         files: the content of each file, by name; joined in this order.
-        context: how many bytes before, at least 1.
+        context: number of preceding bytes, at least 1.
     Raises:
         UserError: an argument is not as required.
 
-    Local. In memory: each byte once, and `context` more for each file.
+    Local. Memory: each byte once, and `context` more for each file.
 
     >>> x, y = ByteWindows({"a.py": b"abc", "b.py": b"de"}, context=2).read(np.arange(5))
     >>> x.astype(int).tolist()
@@ -55,9 +55,9 @@ class ByteWindows(Dataset):
         self.files = tuple(files)
         padding = bytes(self.context)
         parts = [part for content in files.values() for part in (padding, content)]
-        parts.append(padding + b"\0")  # so that there is a window, whatever the files are
+        parts.append(padding + b"\0")  # so that at least one window exists
         self._bytes = np.frombuffer(b"".join(parts), np.uint8)
-        #: behind the last sample of each file
+        #: the index after the last sample of each file
         self._ends = np.array(list(accumulate(map(len, files.values()))), np.int64)
 
     def __len__(self) -> int:
@@ -79,23 +79,24 @@ class ByteWindows(Dataset):
 def library_source(
     context: int = 8, test: float = 0.1, seed: int = 0, *, most_bytes: int | None = None
 ) -> tuple[ByteWindows, ByteWindows]:
-    """The source of Python's standard library, without its tests, as (training, test).
+    """Load the source of Python's standard library, without its tests, as (training, test).
 
-    About 12 MB in 730 files (Python 3.11). Whole files are tested on: those that still fit into
-    `test` of the bytes, taken in an order drawn from the sorted paths and the seed.
+    About 12 MB in 730 files (Python 3.11). The test part consists of whole files: going through the
+    files in an order drawn from the sorted paths and the seed, each file that still fits into the
+    fraction `test` of the bytes is taken.
 
     Args:
-        context: how many bytes before each one make up its x, at least 1.
-        test: the fraction of the bytes to test on, between 0 and 1; at most so many are.
-        seed: decides which files; an integer of at least 0.
-        most_bytes: take only files that, in the same order, still fit into so many bytes;
+        context: number of preceding bytes in x, at least 1.
+        test: the fraction of the bytes to test on, between 0 and 1; an upper limit.
+        seed: decides the test files; an integer of at least 0.
+        most_bytes: a limit on the total size; files are taken in the same order if they still fit.
             None: all files.
     Returns:
         Two data sets with x float [n, context] and y int64 [n], bytes from 0 to 255. The same on
         every machine with the same library.
     Raises:
         UserError: an argument is out of range, no file is left for training or test, or the source
-            is missing or cannot be read, as where Python was installed without it.
+            is missing or cannot be read (some Python installations have no source).
 
     Local: every rank reads the files.
     """
@@ -106,7 +107,7 @@ def library_source(
 def library_files(
     test: float = 0.1, seed: int = 0, *, most_bytes: int | None = None
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The content of the library's files by path, as (training, test): see `library_source`."""
+    """Return the content of the library's files by path, as (training, test): see `library_source`."""
     fraction = number("test", test, 0, 1)
     room = math.inf if most_bytes is None else integer("most_bytes", most_bytes, 1)
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
@@ -142,7 +143,7 @@ def _is_skipped(folder: str) -> bool:
 
 
 def _fitting(files: Iterable[File], room: float) -> tuple[list[File], list[File]]:
-    """Take the files, one after the other, that still fit into so many bytes: (taken, left)."""
+    """Split files into (taken, left): each file is taken if it still fits into the remaining bytes."""
     taken: list[File] = []
     left: list[File] = []
     for file in files:

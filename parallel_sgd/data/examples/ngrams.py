@@ -1,4 +1,4 @@
-"""The library's source again, as hashed n-grams: a language model's table with a row for each."""
+"""The standard library's source as hashed n-grams: ids for a language model's embedding table."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ORDERS = (1, 2, 3, 4, 5, 6)
 
 
 class NGrams(Dataset):
-    """Every byte of some files as a sample: y is the byte, x the ids of the n-grams before it.
+    """Every byte of some files as a sample: y is the byte, x the ids of the preceding n-grams.
 
-    The id of order n is a hash, in 63 bits, of the n bytes before y and of n itself: two different
-    n-grams of a library of 10^7 bytes have the same id with a probability of a few in 10^4. Before
-    a file's first byte there are zeros.
+    The id of order n is a 63-bit hash of the n bytes before y and of n itself. In a library of 10^7
+    bytes the probability that any two different n-grams have the same id is a few in 10^4. Zeros
+    precede a file's first byte.
 
     Args:
         files: the content of each file, by name; joined in this order.
@@ -30,8 +30,8 @@ class NGrams(Dataset):
     Raises:
         UserError: `orders` is not as required.
 
-    `read` hashes what it is asked for, and gives int64 ids in any `dtype`: they are names, which
-    floats would confuse. Local. In memory: each byte once, and max(orders) more for each file.
+    `read` hashes the requested samples, and returns int64 ids for any `dtype`: floats cannot
+    represent all ids. Local. Memory: each byte once, and max(orders) more for each file.
 
     >>> x, y = NGrams({"a.py": b"abab"}, orders=(1, 2)).read(np.arange(4))
     >>> x.shape, y.tolist()
@@ -48,7 +48,7 @@ class NGrams(Dataset):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the files."""
         return self.windows.files
 
     def __len__(self) -> int:
@@ -57,11 +57,11 @@ class NGrams(Dataset):
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        float_dtype(dtype)  # refused here as everywhere
+        float_dtype(dtype)  # checks dtype
         windows, y = self.windows.read(indexes, dtype=None, classes=classes)
         x = np.empty((len(windows), len(self.orders)), np.int64)
         hashes = np.zeros(len(windows), np.uint64)
-        for n in range(1, max(self.orders) + 1):  # of the n bytes before y, the nearest first
+        for n in range(1, max(self.orders) + 1):  # hash of the n bytes before y, nearest first
             hashes = mixed(hashes + (windows[:, -n] + np.uint64(1)))
             if n in self.orders:
                 x[:, self.orders.index(n)] = hashes & np.uint64(LARGEST_ID)
@@ -78,11 +78,11 @@ def library_ngrams(
     *,
     most_bytes: int | None = None,
 ) -> tuple[NGrams, NGrams]:
-    """The source of Python's standard library as hashed n-grams, as (training, test).
+    """Load the source of Python's standard library as hashed n-grams: (training, test).
 
     Args:
         orders: lengths of the n-grams before each byte, each at least 1.
-        test, seed, most_bytes: as for `library_source`: the same files, and the same samples.
+        test, seed, most_bytes: as for `library_source`; the same files and the same samples.
     Returns:
         Two data sets with x int64 [n, len(orders)] and y int64 [n], bytes from 0 to 255.
     Raises:

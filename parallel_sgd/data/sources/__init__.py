@@ -1,1 +1,1 @@
-"""Sources: deal the samples of a data set out to the ranks in minibatches."""
+"""Sources of minibatches: data sets divided among the ranks."""

@@ -1,4 +1,4 @@
-"""One minibatch ahead: to know the next one while this one is trained on."""
+"""Look-ahead over minibatches, to start work on the next while training on the current."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Item = TypeVar("Item")
 
 
 def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
-    """Yield each item together with the one that follows it, None after the last.
+    """Yield each item together with its successor, None after the last.
 
-    Takes one item more than it has yielded, so that its rows can be pulled meanwhile. Local.
+    Reads one item ahead, so that embedding rows for the next minibatch can be pulled during a step.
+    Local.
 
     >>> list(with_next("abc"))
     [('a', 'b'), ('b', 'c'), ('c', None)]

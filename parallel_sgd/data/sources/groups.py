@@ -1,4 +1,4 @@
-"""The order of an epoch where samples are best read in groups, as those of a file's parts."""
+"""The order of an epoch for samples best read in groups, such as parts of a file."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from ...validation import require_memory
 from ..dataset import Dataset
 from ..order import IndexArray, epoch_order
 
-GROUPS_IN_USE = "groups of samples in use at a time"  #: what ranks must agree on
+GROUPS_IN_USE = "groups of samples in use at a time"  #: name of this fact in the ranks' comparison
 
 
 class GroupedOrder:
-    """An order that keeps the samples of a group together; a slice of it is a minibatch.
+    """An order that keeps the samples of a group together; a slice of the order is a minibatch.
 
-    The groups are shuffled, and taken so many at a time; their samples are shuffled among each
-    other. A slice is arranged by group, so that a rank's contiguous part of it has few groups, and
-    its parts of the slices that follow have the same.
+    The groups are shuffled and taken `together` at a time, and their samples are shuffled among
+    each
+    other. A slice is arranged by group. So a rank's contiguous part of a slice has few groups, and
+    its parts of the following slices have the same groups.
 
     Args:
         groups: int [n], the group of each sample.
         together: groups that are shuffled among each other, at least 1.
-        seed, epoch: decide the order, with the other arguments and nothing else.
+        seed, epoch: the order depends on these and the other arguments alone.
 
-    Takes 32 bytes a sample while it is made, then 16. Local.
+    Memory: 32 bytes a sample during construction, then 16. Local.
 
     >>> order = GroupedOrder(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), together=1, seed=0, epoch=0)
     >>> [order[begin : begin + 3].tolist() for begin in (0, 3, 6)]
@@ -32,7 +33,7 @@ class GroupedOrder:
 
     def __init__(self, groups: IndexArray, together: int, seed: int, epoch: int) -> None:
         random = np.random.default_rng((seed, epoch))
-        place = random.permutation(int(groups.max(initial=-1)) + 1)  # of a group among all
+        place = random.permutation(int(groups.max(initial=-1)) + 1)  # by group, in the order
         order = random.permutation(len(groups))
         places = place[groups[order]]
         windows = np.argsort(places // together, kind="stable")
@@ -45,10 +46,14 @@ class GroupedOrder:
 
 
 def order_of(dataset: Dataset, seed: int, epoch: int, shuffle: bool) -> IndexArray | GroupedOrder:
-    """Return the order of an epoch's samples, whose slices are minibatches. Local.
+    """Return the order of an epoch's samples; slices of the order are minibatches. Local.
 
     Args:
-        seed, epoch, shuffle: as for `epoch_order`, which it is unless the data set has groups.
+        seed, epoch, shuffle: as for `epoch_order`.
+    Returns:
+        A `GroupedOrder` if the data set has groups and `shuffle` is True; else the `epoch_order`.
+    Raises:
+        UserError: the order would take more memory than the machine can have.
     """
     if not shuffle or not has_groups(dataset):
         return epoch_order(len(dataset), seed, epoch, shuffle)
@@ -59,5 +64,5 @@ def order_of(dataset: Dataset, seed: int, epoch: int, shuffle: bool) -> IndexArr
 
 
 def has_groups(dataset: Dataset) -> bool:
-    """Whether a data set is best read in groups (`Dataset.groups`). Local."""
+    """Return True if a data set is best read in groups (`Dataset.groups`). Local."""
     return dataset.groups(np.zeros(0, np.int64)) is not None

@@ -1,4 +1,4 @@
-"""What all sources have in common: their arguments, agreement among the ranks, and reading."""
+"""Base classes of the sources: arguments, agreement among the ranks, and reading."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..validation import Array, DType, float_dtype
 from ..view import FeedView, LearnerView, RolledBack, require_learner
 
 MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
-"""Samples of all ranks in a minibatch: a number; a number from so many samples on; or a function of
-the samples that all ranks have seen, the same on all of them."""
+"""Samples of all ranks in a minibatch: a number, a mapping {samples seen: number}, or a function of
+the samples seen by all ranks. The same on all ranks."""
 
 
 def checked_minibatch_size(size: Any) -> MinibatchSize:
-    """A minibatch size as plain values. Local.
+    """Convert a minibatch size to plain values. Local.
 
     Raises:
-        UserError: it is no number of at least 1, nor a schedule of such, from 0 samples on.
+        UserError: neither a number of at least 1, nor a schedule of such numbers from 0 samples on.
     """
     if isinstance(size, Mapping):
         return points("minibatch_size", size, lambda name, value: integer(name, value, 1))
@@ -36,7 +36,7 @@ def checked_minibatch_size(size: Any) -> MinibatchSize:
 
 
 def size_after(size: MinibatchSize, samples: int) -> int:
-    """Samples of all ranks in the minibatch that begins after so many. Local.
+    """Return the size, over all ranks, of the minibatch that begins after so many samples. Local.
 
     >>> [size_after({0: 64, 1000: 128}, samples) for samples in (0, 960, 1024)]
     [64, 64, 128]
@@ -51,7 +51,7 @@ Minibatch = TypeVar("Minibatch")
 
 
 class BaseSource(ABC, Generic[Data, Minibatch]):
-    """Base of the sources; each says in its own docstring what the arguments are."""
+    """Base of all sources. The docstring of each subclass describes the arguments."""
 
     _may_be_empty = True
 
@@ -82,30 +82,36 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
             )
         if len(self.dataset) == 0 and not self._may_be_empty:
             raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
-        # Threads that share a source have a learner each; ids, as a learner need not be hashable.
+        # Threads that share a source each have a learner. Keys are ids: learners may be unhashable.
         self._met: dict[int, tuple[ref[Any], tuple[ref[Any], int], Any]] = {}
 
     def minibatches(self, learner: LearnerView) -> Iterator[Minibatch]:
-        """Yield this rank's part of each minibatch, from where the learner stands to the end.
+        """Yield this rank's part of each minibatch, from the learner's clock to the last epoch.
 
         Args:
-            learner: where it stands is read at the beginning and between epochs. Minibatches that
-                have been fetched ahead count as if they had been trained on. It must take a step
-                for every minibatch, an empty one too.
+            learner: its clock is read at the beginning and between epochs. Minibatches fetched
+                ahead
+                count as trained on. The learner must take a step for every minibatch, even an empty
+                one.
         Yields:
-            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
-                may be 0.
+            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays. The caller owns
+            both
+            and may change them. m may be 0.
         Raises:
-            SharedError: on all ranks, if they disagree on an argument; if the learner stands before
-                `start`, or where no minibatch begins; if the source refuses the ranks or their data
-                (see its class); or if a sample that any rank reads is not as required (see
-                `Dataset.read`), on the others as they next wait for it.
+            SharedError: on all ranks, if the ranks disagree on an argument; if the learner's clock
+                is
+                before `start` or within a minibatch; if the source refuses the ranks or their data
+                (see
+                its class); or if a sample read by any rank is not as required (see `Dataset.read`).
+                In
+                the last case the remaining ranks raise when they next wait for the failed rank.
 
-        Collective at the first minibatch for a learner, when the ranks see that they agree; from
-        then on local: the ranks keep step by what they do with the minibatches.
+        Collective at the first minibatch for a learner, when the ranks check that they agree. Local
+        from
+        then on: the steps taken with the minibatches keep the ranks in lockstep.
         """
         require_learner(learner)
-        if getattr(learner, "serves", False):  # this rank has no part in the data
+        if getattr(learner, "serves", False):  # a server gets no minibatches
             return
 
         def left(feed: FeedView) -> Iterable[int]:
@@ -114,11 +120,13 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         yield from self._pass(learner, left)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[Minibatch]:
-        """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
+        """Yield the minibatches of one epoch, without those already seen by the learner.
 
         Args:
-            number: of the epoch, from 0; one after the other, to evaluate in between.
+            number: of the epoch, from 0. Take the epochs in turn; evaluate in between.
             learner: as for `minibatches`.
+        Yields, Raises: as for `minibatches`. Collective at the first minibatch for a learner, then
+        local.
         """
         require_learner(learner)
         number = integer("number", number, 0)
@@ -129,7 +137,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
     def _pass(
         self, learner: LearnerView, epochs: Callable[[FeedView], Iterable[int]]
     ) -> Iterator[Minibatch]:
-        """The minibatches of some epochs; again from where the learner has gone back to."""
+        """Yield the minibatches of some epochs; after a rollback, resume at the learner's clock."""
         self._meet(learner)
         with learner.feed() as feed:
             while True:
@@ -139,8 +147,8 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                     if not feed.may_rewind:
                         return
                     if not feed.trained:
-                        # Fetched ahead: one more, so that the next one is asked for when all steps
-                        # have been taken, and ranks may have died in them.
+                        # Minibatches were fetched ahead: issue an empty one, to return here only
+                        # after all steps, and so to notice a failure of ranks in these steps.
                         feed.announce_discarded(0)
                         yield self._read(np.empty(0, np.int64), learner)
                     feed.complete()
@@ -151,24 +159,24 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
     @abstractmethod
     def _epoch(self, number: int, feed: FeedView, learner: LearnerView) -> Iterator[Minibatch]:
-        """What the learner has not seen of an epoch."""
+        """Yield the minibatches of an epoch, without those already seen by the learner."""
 
     def samples_of(self, minibatch: Minibatch) -> int:
-        """What a minibatch of this rank counts in ``learner.step(samples=…)``. Local."""
+        """Return the samples of this rank's minibatch, for ``learner.step(samples=…)``. Local."""
         first: Any = minibatch[0]  # type: ignore[index]
         return len(first)
 
     def samples_in_epoch(self, learner: LearnerView) -> int:
-        """Samples of all ranks in an epoch. Collective at the first use with a learner."""
+        """Return the samples of all ranks in an epoch. Collective at the first use by a learner."""
         self.meet(learner)
         return self._samples_of_epoch(learner)
 
     @abstractmethod
     def _samples_of_epoch(self, learner: LearnerView) -> int:
-        """Samples of all ranks in an epoch."""
+        """Return the samples of all ranks in an epoch, after `meet`. Local."""
 
     def _facts(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by the names that the user knows."""
+        """Return the values to compare between the ranks, by the names known to the user."""
         return {
             "minibatch_size": size_summary(self.minibatch_size),
             "epochs": self.epochs,
@@ -180,26 +188,32 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         }
 
     def _problem(self, learner: LearnerView) -> str | None:
-        """What keeps this rank from feeding the learner, in one line, where its ranks agree."""
+        """Return this rank's reason, in one line, for not feeding the learner; else None.
+
+        Called after the ranks have agreed on `_facts`.
+        """
         return None
 
     def _gather_shared(self, learner: LearnerView) -> Any:
-        """What this source has to know of all ranks. Collective."""
+        """Exchange facts about the ranks' data, and return the result for `meet`. Collective."""
         return None
 
     def _shared(self, learner: LearnerView) -> Any:
-        """What `_gather_shared` has returned for a learner that it has met."""
+        """Return the result of `_gather_shared` for a learner after `meet`."""
         return self._met[id(learner)][2]
 
     def meet(self, learner: LearnerView) -> None:
-        """See that this source can feed a learner, and does alike on all ranks.
+        """Check on all ranks that this source can feed a learner, with equal arguments everywhere.
 
-        The first minibatch does this by itself; call it to know before anything else is done.
+        The first minibatch does this implicitly. Call the method to fail before any other work is
+        done.
 
+        Args:
+            learner: the learner to feed.
         Raises:
-            SharedError: on all ranks, if they disagree or any of them has a problem.
+            SharedError: on all ranks, if the ranks disagree or any rank has a problem.
 
-        Collective at the first use with a learner and its communicator; else local.
+        Collective at the first use with a learner and its communicator; later calls are local.
         """
         if self._has_met(learner):
             return
@@ -213,15 +227,17 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         return bool(met and met[0]() is learner and met[1] == _ranks_of(learner))
 
     def _meet(self, learner: LearnerView) -> None:
-        """`meet`, again where ranks have died in it, for a learner that can go on. Local where they
-        have met: other workers of parameter servers may have come to their end."""
+        """Call `meet`, retried after failures of ranks if the learner is fault-tolerant.
+
+        Local if the learner is known already: other workers of parameter servers may have finished.
+        """
         if self._has_met(learner):
             return
         surviving = getattr(learner, "surviving", None)
         surviving(partial(self.meet, learner)) if surviving else self.meet(learner)
 
     def _position(self, feed: FeedView, learner: LearnerView) -> int:
-        """How many samples of this source have been given for the learner."""
+        """Return the number of samples of this source issued to the learner, over all ranks."""
         if feed.samples < self.start:
             learner.fail(
                 f"start={self.start} must be at most the {feed.samples} samples that the "
@@ -230,8 +246,10 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         return feed.samples - self.start
 
     def _epochs_left(self, samples: int, feed: FeedView, learner: LearnerView) -> range:
-        """The epochs, of so many samples each, from where the learner stands; the last in any case,
-        of which nothing may be left."""
+        """Return the epochs from the learner's clock on, given the samples in an epoch.
+
+        The last epoch is always included, even if no minibatch of the epoch is left.
+        """
         if samples == 0:
             return range(0)
         first = self._position(feed, learner) // samples
@@ -240,7 +258,11 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
     def _seen_of_epoch(
         self, number: int, samples: int, feed: FeedView, learner: LearnerView
     ) -> int:
-        """How many of an epoch's samples have been given for the learner."""
+        """Return the number of samples of an epoch issued to the learner, by all ranks.
+
+        Fails if the epoch has been issued completely, and some of its samples still wait for a
+        step.
+        """
         position = self._position(feed, learner) - number * samples
         waiting = feed.samples - learner.samples
         if 0 <= position - waiting < samples <= position:
@@ -252,14 +274,14 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
     @abstractmethod
     def _as_data(self, x: Any, y: Any) -> Data:
-        """What the user has given, as the data of this source."""
+        """Convert the user's x and y to this source's kind of data."""
 
     @abstractmethod
     def _read_here(self, indexes: Array) -> Minibatch:
-        """Read some of the data; raises a UserError where they are not as required."""
+        """Read some of the data; raise a UserError if the data are not as required."""
 
     def _read(self, indexes: Array, learner: LearnerView) -> Minibatch:
-        """Read samples; where they are not as required, end the step of all ranks."""
+        """Read samples; if the data are not as required, fail the step on all ranks."""
         try:
             return self._read_here(indexes)
         except SharedError:
@@ -276,7 +298,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
 
 class MinibatchSource(BaseSource[Dataset, tuple[Array, Array]]):
-    """Base of the sources of samples that are alike in shape: two arrays are a minibatch."""
+    """Base of the sources of samples of equal shape: a minibatch is two arrays."""
 
     def _as_data(self, x: Any, y: Any) -> Dataset:
         return as_dataset(x, y)
@@ -286,7 +308,7 @@ class MinibatchSource(BaseSource[Dataset, tuple[Array, Array]]):
 
 
 def size_summary(size: MinibatchSize) -> int | str:
-    """What the ranks compare of a minibatch size, and a source shows."""
+    """Return a minibatch size as compared between the ranks and shown in `repr`."""
     if isinstance(size, int):
         return size
     return repr(size) if isinstance(size, Mapping) else f"by {type(size).__name__}"

@@ -1,4 +1,4 @@
-"""Minibatches where every rank has data of its own."""
+"""A source for ranks with separate data: each rank's samples are known to this rank only."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ from .minibatches import MinibatchSource
 
 
 class RankSource(MinibatchSource):
-    """Minibatches of which every rank contributes a part from data that only it has.
+    """Minibatches composed of a part from each rank's separate data.
 
-    Rank k takes its share of `minibatch_size` (an equal one, to one sample) from its own samples,
-    in an order drawn from (seed, epoch). A rank that has run dry yields empty minibatches, so that
-    it keeps answering the others, until the epoch ends everywhere with the last sample of the
-    longest; any rank may have no samples at all.
+    Rank k takes its share of `minibatch_size` (equal shares, up to one sample) from its own
+    samples,
+    in an order drawn from (seed, epoch). A rank that has used up its samples yields empty
+    minibatches
+    and stays in lockstep, until the epoch ends on all ranks with the last sample of the longest
+    data.
+    A rank may have no samples at all.
 
-    The ranks tell each other how many samples they have once, as they meet. After that the position
-    is a function of the learner's samples and of nothing else: a new source of the same arguments
-    goes on wherever a restored learner stands.
+    The ranks exchange their numbers of samples once, at the first minibatch. After that the
+    position
+    is a function of the learner's samples alone: a new source with the same arguments continues at
+    the clock of a restored learner.
 
     A warm start needs the same minibatch on every rank and is impossible here.
 
     Args:
         x: this rank's inputs [n, …], n from 0, plain numbers in memory or memory-mapped; or
             without `y` a `Dataset` or any object whose items are pairs (x_i, y_i).
-        y: what this rank's samples are to teach [n, …]: labels, or values of any sign.
-        minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
-            the number of ranks.
+        y: this rank's targets [n, …]: labels, or values of any sign.
+        minibatch_size: samples of all ranks together in a minibatch while every rank has samples
+            left; at least the number of ranks.
         epochs, seed, shuffle, dtype, classes, start: as for `Source`.
     Raises:
         UserError: an argument is not as required.
 
-    Local.
+    Local; iteration is collective at the first minibatch (`minibatches`).
     """
 
     @property
@@ -70,7 +74,7 @@ class RankSource(MinibatchSource):
             yield self._read(minibatch, learner)
 
     def _gather_shared(self, learner: LearnerView) -> tuple[IndexArray, int]:
-        """The samples of all ranks in each minibatch of an epoch, and this one's in a whole one."""
+        """Return samples of all ranks in each minibatch of an epoch, and this rank's full share."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
         slices = [rank_slice(self._size, rank, size) for rank in range(size)]
         counts = [positions.stop - positions.start for positions in slices]

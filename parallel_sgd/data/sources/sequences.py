@@ -1,4 +1,4 @@
-"""Minibatches of sequences of uneven lengths, by their number or by their tokens."""
+"""Minibatches of sequences of different lengths, sized by sequences or by tokens."""
 
 from __future__ import annotations
 
@@ -20,42 +20,47 @@ Minibatch = tuple[Padded, Padded | Array]
 
 
 class SequenceSource(BaseSource[Sequences, Minibatch]):
-    """Minibatches of whole sequences that every rank can read; each rank reads its part of each.
+    """Minibatches of whole sequences from data shared by all ranks; each rank reads its part.
 
     In epoch e the sequences are taken in an order drawn from (seed, e). A minibatch is the longest
-    run of them that has at most `minibatch_size` tokens, or so many sequences; rank k gets the k-th
-    of its K contiguous parts, which have about as many tokens each. So the ranks' parts, joined,
-    are the minibatch that one rank alone would get, whatever K; every sequence is used exactly once
-    an epoch; and all ranks take the same number of steps. A rank has no sequence only in a
-    minibatch that has fewer of them than there are ranks.
+    run of sequences with at most `minibatch_size` tokens, or `minibatch_size` sequences. Rank k
+    gets
+    the k-th of K contiguous parts with about equal numbers of tokens. So the ranks' parts, joined,
+    are the minibatch that a single rank would get, whatever K; every sequence is used exactly once
+    an epoch; and all ranks take the same number of steps. A rank has no sequence only if the
+    minibatch has fewer sequences than there are ranks.
 
-    What the learner counts as samples is the unit: ``learner.step(samples=x.tokens)``, or
+    The learner counts `unit` as samples: ``learner.step(samples=x.tokens)``, or
     ``samples=len(x.lengths)`` with unit="sequences". The position is a function of the learner's
-    samples and of nothing else: a new source of the same arguments goes on wherever a restored
-    learner stands, on any number of ranks.
+    samples alone: a new source with the same arguments continues at the clock of a restored
+    learner, on any number of ranks.
 
     Args:
         x: `Sequences`, as `load_cntk_sequences` returns; or a list of arrays [length, …], each of
-            integers (they stay int64) or floats.
-        y: beside a list: a list of arrays with a length of their own (labels of tokens, say), or
-            an array [n, …], one for each sequence.
-        minibatch_size: of all ranks together, in `unit`: at most so many tokens, and then at least
-            as many as the longest sequence has; or so many sequences. Or these by samples, as for
-            `Source`.
-        unit: "tokens" or "sequences": what `minibatch_size`, `start` and the learner count.
-        y_fill: what follows the shorter sequences of y; -100 is what PyTorch's ``cross_entropy``
-            leaves out. x is filled up with zeros.
+            integers (which stay int64) or floats.
+        y: for a list x: a list of arrays with their own lengths (labels of tokens, say), or
+            an array [n, …], a target for each sequence.
+        minibatch_size: of all ranks together, in `unit`. With unit="tokens" an upper limit, at
+            least
+            the length of the longest sequence; with unit="sequences" an exact number. Or a schedule
+            of these by samples, as for `Source`.
+        unit: "tokens" or "sequences": unit of `minibatch_size`, of `start` and of the learner's
+            count.
+        y_fill: the padding value of y; PyTorch's ``cross_entropy`` ignores -100. x is padded with
+            zeros.
         epochs, seed, shuffle, dtype, classes, start: as for `Source`.
     Raises:
         UserError: an argument is not as required, or there are no sequences.
 
     `minibatches` and `epoch` yield (x, y): x as `Padded` (values [m, longest, …], lengths [m]); y
-    as well, or an array [m, …] where it is one for each sequence. m may be 0.
+    `Padded` too, or an array [m, …] of a target for each sequence. m may be 0.
 
-    The ranks compare all lengths and the tokens of a few sequences as they meet, and raise a
-    SharedError where these differ. Minibatches that begin in a warm start are whole on every rank.
+    At the first minibatch the ranks compare all lengths and the tokens of a few sequences, and
+    raise
+    a SharedError if these differ. Minibatches that begin in a warm start are whole on every rank.
 
-    Local. In memory: 32 bytes a sequence for the order of the current epoch, and one minibatch.
+    Local; iteration is collective at the first minibatch. Memory: 32 bytes a sequence for the order
+    of the current epoch, and one minibatch.
 
     >>> SequenceSource([np.ones(n) for n in (3, 1, 2)], [0, 1, 2], 4, epochs=10).samples_per_epoch
     6
@@ -105,7 +110,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         return int(self.dataset.lengths.sum()) if self.unit == "tokens" else len(self.dataset)
 
     def _known_sizes(self) -> list[int]:
-        """The sizes of minibatches that are known before training."""
+        """Return the minibatch sizes known before training: all but those of a function."""
         size = self.minibatch_size
         if isinstance(size, Mapping):
             return list(size.values())
@@ -123,7 +128,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         lengths = self.dataset.lengths[order]
         units = lengths if self.unit == "tokens" else np.ones_like(lengths)
-        before = np.append(0, units.cumsum())  # of each sequence in the epoch
+        before = np.append(0, units.cumsum())  # units before each sequence of the epoch
         seen = self._seen_of_epoch(number, self.samples_per_epoch, feed, learner)
         begin = int(before.searchsorted(seen))
         if before[begin] != seen:
@@ -173,11 +178,14 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
 
 
 def balanced(lengths: IndexArray, size: int) -> IndexArray:
-    """Cut a run of sequences into contiguous parts with about as many tokens each.
+    """Cut a run of sequences into contiguous parts with about equal numbers of tokens.
 
-    A cut is where the tokens before it come next to its share of them; where there are as many
-    sequences as parts, each part has one at least.
+    Each cut is placed so that the tokens before the cut are closest to the share of these parts. If
+    there are at least as many sequences as parts, each part has at least 1.
 
+    Args:
+        lengths: int64 [sequences], tokens of each.
+        size: number of parts.
     Returns:
         int64 [size + 1]: part k is from cut k to cut k + 1.
 

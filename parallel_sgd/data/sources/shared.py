@@ -1,4 +1,4 @@
-"""Minibatches of one data set that all ranks share."""
+"""Minibatches of a single data set shared by all ranks."""
 
 from __future__ import annotations
 
@@ -14,45 +14,51 @@ from .minibatches import MinibatchSource, size_after
 
 
 class Source(MinibatchSource):
-    """Minibatches of a data set that every rank can read; each rank reads its part of each.
+    """Minibatches of a data set readable by every rank; each rank reads its part of each.
 
     Minibatch t of an epoch is the t-th run of `minibatch_size` samples in an order drawn from
-    (seed, epoch) alone; rank k gets the k-th of its K contiguous parts, whose sizes differ by one
-    at most. So the ranks' parts, joined, are the minibatch that one rank alone would get, whatever
-    K; every sample is used exactly once an epoch (the last minibatch may be short); and all ranks
-    take the same number of steps, with nothing in hand where there are fewer samples than ranks.
+    (seed, epoch) alone. Rank k gets the k-th of K contiguous parts; the sizes of the parts differ
+    by at most 1. So the ranks' parts, joined, are the minibatch that a single rank would get,
+    whatever K; every sample is used exactly once an epoch (the last minibatch may be short); and
+    all
+    ranks take the same number of steps, some with an empty part if there are fewer samples than
+    ranks.
 
-    The position is a function of the learner's samples and of nothing else: a new source of the
-    same arguments goes on wherever a restored learner stands.
+    The position is a function of the learner's samples alone: a new source with the same arguments
+    continues at the clock of a restored learner.
 
-    Where samples are best read in groups (`Dataset.groups`, of a Parquet file larger than memory),
-    the groups are shuffled, and samples among those that are in use at a time. A minibatch is then
-    arranged by group, so that each rank reads its part of the groups.
+    If samples are best read in groups (`Dataset.groups`, of a Parquet file larger than memory), the
+    groups are shuffled, and samples are shuffled among the groups in use at a time. A minibatch is
+    then arranged by group, so that each rank reads only its part of the groups.
 
     Args:
         x: inputs [n, …], plain numbers in memory or memory-mapped; or without `y` a `Dataset` or
             any object with ``__len__`` and ``__getitem__`` whose items are pairs (x_i, y_i).
-        y: what is to be learned [n, …], plain numbers: labels, or values of any sign.
+        y: targets [n, …], plain numbers: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
-            the samples that all ranks have seen to such, ``{0: 64, 100_000: 256}``, or a function
-            of them.
+            samples seen by all ranks to sizes, ``{0: 64, 100_000: 256}``; or a function from
+            samples
+            seen to sizes.
         epochs: passes over the data, at least 1.
         seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
-        dtype: the float type that each minibatch's x is converted to, and its y where that holds
-            floats; None keeps the data's own.
-        classes: y holds labels, integers from 0 to classes - 1: any other is refused as it is
-            read. None: y holds any numbers, of which integers become int64. (The models here refuse
-            labels that are not theirs; a model of your own must.)
-        start: samples that the learner had seen before this source's first one, where it has
-            already been trained on another.
+        dtype: the float type of each minibatch's x, and of y if y holds floats; None keeps the
+            stored type.
+        classes: y holds labels, integers from 0 to classes - 1; any other label is refused when
+            read.
+            None: y holds any numbers; integers become int64. (The models here refuse labels out of
+            range; your own model must do so.)
+        start: the learner's samples before this source's first sample, if the learner has already
+            been trained on another source.
     Raises:
         UserError: an argument is not as required, or there are no samples.
 
-    The ranks compare a few of their samples as they meet, and raise a SharedError where these
+    At the first minibatch the ranks compare a few of their samples, and raise a SharedError if
+    these
     differ. Minibatches that begin in a warm start are whole on every rank.
 
-    Local. In memory: 8 bytes a sample for the order of the current epoch, and one minibatch.
+    Local; iteration is collective at the first minibatch. Memory: 8 bytes a sample for the order of
+    the current epoch (32 bytes with groups), and one minibatch.
     """
 
     _may_be_empty = False
@@ -87,7 +93,7 @@ class Source(MinibatchSource):
         return facts
 
     def fingerprint(self, learner: LearnerView) -> str:
-        """What tells the data from others, once it has met the learner. Local."""
+        """Return the fingerprint of the data (`require_same_data`), after `meet`. Local."""
         known: str = self._shared(learner)
         return known
 
