@@ -107,7 +107,10 @@ def library_source(
 def library_files(
     test: float = 0.1, seed: int = 0, *, most_bytes: int | None = None
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the content of the library's files by path, as (training, test): see `library_source`."""
+    """Return the content of the library's files by path, as (training, test).
+
+    Arguments and errors as for `library_source`. Local.
+    """
     fraction = number("test", test, 0, 1)
     room = math.inf if most_bytes is None else integer("most_bytes", most_bytes, 1)
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
@@ -143,7 +146,7 @@ def _is_skipped(folder: str) -> bool:
 
 
 def _fitting(files: Iterable[File], room: float) -> tuple[list[File], list[File]]:
-    """Split files into (taken, left): each file is taken if it still fits into the remaining bytes."""
+    """Split files into (taken, left): a file is taken if it fits into the remaining bytes."""
     taken: list[File] = []
     left: list[File] = []
     for file in files:

@@ -23,11 +23,12 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the two data sets.
+    """File names and labels of CIFAR-10 or CIFAR-100.
 
     Attributes:
+        name: of the data set, for errors.
         train, test: names of its files.
-        labels: the bytes before the pixels, by name, with the number of classes of each.
+        labels: the label bytes before the pixels, by name, with the number of classes of each.
     """
 
     name: str
@@ -46,15 +47,17 @@ class CifarFile(Images):
     """The images of one file in CIFAR's binary version: x [n, 3, 32, 32] in 0 to 1, y [n].
 
     Args:
-        path: a file of records, each of one label (CIFAR-10), or of a coarse and a fine one
-            (CIFAR-100), and 3,072 bytes: all red ones row by row, then green, then blue.
+        path: a file of records. A record is a label (CIFAR-10), or a coarse and a fine label
+            (CIFAR-100), and 3,072 bytes: all red values row by row, then green, then blue.
         variant: `CIFAR10` or `CIFAR100`.
-        label: which one is y; None: the last one.
+        label: name of the label to use as y; None: the last label.
     Raises:
-        UserError: the file is missing, not readable or no regular file, or is not of whole records.
+        UserError: the file is missing, not readable or no regular file, or does not consist of
+            whole
+            records.
 
-    Memory-mapped: only the records that are asked for are read. A label out of range is refused as
-    it is read. Local.
+    Memory-mapped: only the requested records are read. A label out of range is refused when it is
+    read. Local.
     """
 
     def __init__(
@@ -85,16 +88,17 @@ class CifarFile(Images):
 
 
 def cifar10(folder: str | os.PathLike[str]) -> tuple[Dataset, Dataset]:
-    """CIFAR-10, 60,000 photographs of 10 kinds, 32 by 32 in colour, as (training, test).
+    """Open CIFAR-10, 60,000 photographs of 10 classes, 32 by 32 in colour, as (training, test).
 
     Args:
-        folder: with the files of the binary version, ``data_batch_1.bin`` to ``data_batch_5.bin``
-            and ``test_batch.bin``, of any number of records.
+        folder: contains the files of the binary version, ``data_batch_1.bin`` to
+            ``data_batch_5.bin`` and ``test_batch.bin``, of any number of records.
     Returns:
         Two data sets with x float32 [n, 3, 32, 32] in 0 to 1 and y int64 [n] from 0 to 9.
-        Memory-mapped: only the records that are asked for are read.
+        Memory-mapped: only the requested records are read.
     Raises:
-        UserError: a file is missing or not of whole records; as it is read, a label out of range.
+        UserError: a file is missing or does not consist of whole records. While reading: a label is
+            out of range.
 
     Local. Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009;
     https://www.cs.toronto.edu/~kriz/cifar.html
@@ -103,30 +107,35 @@ def cifar10(folder: str | os.PathLike[str]) -> tuple[Dataset, Dataset]:
 
 
 def cifar100(folder: str | os.PathLike[str], *, label: str = "fine") -> tuple[Dataset, Dataset]:
-    """CIFAR-100, as `cifar10`: the folder holds ``train.bin`` and ``test.bin``.
+    """Open CIFAR-100 as (training, test), from ``train.bin`` and ``test.bin`` in a folder.
 
     Args:
+        folder: contains the two files of the binary version.
         label: "fine" for y from 0 to 99, "coarse" for y from 0 to 19.
+    Returns, Raises: as for `cifar10`. Local.
     """
     return _both(folder, CIFAR100, label)
 
 
 def load_cifar10(path: str | os.PathLike[str]) -> CifarFile:
-    """One file of CIFAR-10 as a data set: see `CifarFile`. Local."""
+    """Open a single file of CIFAR-10: see `CifarFile`. Local."""
     return CifarFile(path, CIFAR10)
 
 
 def load_cifar100(path: str | os.PathLike[str], *, label: str = "fine") -> CifarFile:
-    """One file of CIFAR-100 as a data set: see `CifarFile`. Local."""
+    """Open a single file of CIFAR-100: see `CifarFile`. Local."""
     return CifarFile(path, CIFAR100, label)
 
 
 def is_cifar(variant: Variant, path: Path) -> bool:
-    """Whether a folder has all files of a data set, or a file has the name of one. Local."""
+    """Return True if a folder has all files of a data set. Local.
+
+    For CIFAR-10 also True for a file named like one of its files.
+    """
     names = (*variant.train, variant.test)
     if path.is_dir():
         return all((path / name).is_file() for name in names)
-    return path.name in names and variant is CIFAR10  # test.bin may be anything
+    return path.name in names and variant is CIFAR10  # "test.bin" is too common a name
 
 
 def _both(

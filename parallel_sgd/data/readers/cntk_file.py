@@ -1,4 +1,4 @@
-"""A file in CNTK's text format: where its sequences are, and the samples in their lines."""
+"""Index of a file in CNTK's text format: places of the sequences, and samples in their lines."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ Streams = Mapping[str, Stream | Mapping[str, Any] | None]
 
 
 class CNTKFile:
-    """The sequences of a CNTK text file by their place.
+    """The sequences of a CNTK text file, indexed by place.
 
     Args:
-        streams: all that may be in the file, None for those to skip.
+        path: of the file.
+        streams: all streams that may occur in the file; None marks a stream to skip.
         comm: see `load_cntk_text`.
     Raises:
-        UserError: see there.
+        UserError: see `load_cntk_text`.
 
     Attributes:
-        begins: int64 [sequences + 1], where each begins, and the last one ends.
+        begins: int64 [sequences + 1], the first byte of each sequence, and the end of the last.
 
-    Collective over `comm`. Cost: one pass over the bytes, and 8 bytes a sequence.
+    Collective over `comm`. Cost: one pass over the bytes; memory: 8 bytes a sequence.
     """
 
     def __init__(
@@ -74,10 +75,14 @@ class CNTKFile:
         """Read sequences.
 
         Args:
-            single: whether each must have one sample of each stream.
-            only: the stream whose values are parsed; None: all.
+            indexes: int [m], the sequences.
+            kind: the float type of values.
+            single: True requires exactly one sample of each stream in each sequence.
+            only: the stream to parse; None: all.
         Returns:
-            By stream, the samples of all, one after the other, and how many each has.
+            By stream: the concatenated samples of all sequences, and the number of samples of each.
+        Raises:
+            UserError: a line is not as required; the message names the line.
         """
         self.file.require_unchanged()
         found: dict[str, list[Sample]] = {name: [] for name in self.streams}
@@ -93,7 +98,7 @@ class CNTKFile:
         }
 
     def _samples(self, index: int, single: bool) -> dict[str, list[Sample]]:
-        """The samples of a sequence by stream."""
+        """Return the samples of a sequence by stream."""
         begin, end = (int(self.begins[place]) for place in (index, index + 1))
         found: dict[str, list[Sample]] = {name: [] for name in self.streams}
         at = begin
@@ -110,9 +115,9 @@ class CNTKFile:
         return found
 
     def _of_line(self, line: bytes, at: int) -> list[tuple[str, Sample]]:
-        """The samples of a line, each with the name of its stream; comments are left out."""
+        """Return the samples of a line, each with the name of its stream, without comments."""
         head, *fields = line.split(b"|")
-        head = head.rstrip()  # where spaces precede an id, the index has not seen it
+        head = head.rstrip()  # the index ignores an id after spaces
         if head and not (self._has_ids and head.isdigit()):
             if head.isdigit():
                 problem = f"has the sequence id {shown_token(head)}, but the first line has none"
@@ -147,7 +152,10 @@ class CNTKFile:
         return f"the sequence has a second sample of {name!r}{hint}"
 
     def samples_of_x(self, begin: int, end: int) -> IndexArray:
-        """How many samples of x each sequence of a range has. One pass over their bytes."""
+        """Return the number of samples of x in each sequence of a range.
+
+        Cost: one pass over the bytes of these sequences.
+        """
         alias = alias_of(self.x, self.streams[self.x])
         counts, first = [np.empty(0, np.int64)], begin
         while first < end:
@@ -171,7 +179,7 @@ class CNTKFile:
 
 
 def _line_ids(file: TextFile, begins: IndexArray) -> IndexArray:
-    """The sequence id of each line, int64 [lines]; -1 where it has none."""
+    """Return the sequence id of each line, int64 [lines]; -1 for a line without id."""
     ids, digits = file.numbers_at(begins, file.size)
     if (digits > MOST_DIGITS).any():
         begin = int(begins[(digits > MOST_DIGITS).argmax()])

@@ -1,4 +1,4 @@
-"""The streams of a CNTK text file: what stands after ``|name``, and which array it becomes."""
+"""Streams of a CNTK text file: parsing of the text after ``|name`` into arrays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .text_file import TextFile, shown_token
 
 
 class Sample(NamedTuple):
-    """One sample of a stream, as it stands in the file.
+    """The text of a stream's sample.
 
     Attributes:
-        text: its values.
-        line: where its line begins.
+        text: the values.
+        line: the first byte of the line, for errors.
     """
 
     text: bytes
@@ -35,10 +35,10 @@ class Stream(ABC):
 
     Args:
         dimension: of a sample, at least 1.
-        alias: what it is called in the file, where that is not its name.
-        one_hot: each sample has one 1, and is given as the place of it, int64: the number of a
+        alias: name of the stream in the file, if different.
+        one_hot: each sample has a single 1 and is returned as its index, int64: the number of a
             class, or the id of a word.
-        per_sequence: a sequence has just one sample of it: the label of the whole.
+        per_sequence: each sequence has exactly one sample: the label of the whole sequence.
     Raises:
         UserError: an argument is not as required.
     """
@@ -62,11 +62,13 @@ class Stream(ABC):
         """Parse samples.
 
         Args:
+            samples: the texts and lines.
             kind: the float type of values.
+            file: for errors.
         Returns:
-            int64 [samples] where they are `one_hot`, else float [samples, dimension].
+            int64 [samples] if `one_hot`, else float [samples, dimension].
         Raises:
-            UserError: one is not as required; the message names its line.
+            UserError: a sample is not as required; the message names its line.
         """
         try:
             return self._read([sample.text for sample in samples], kind)
@@ -79,7 +81,13 @@ class Stream(ABC):
             raise
 
     def _read(self, texts: list[bytes], kind: np.dtype[Any]) -> Array:
-        """See `read`; where one sample is wrong, and it is the only one, the error says how."""
+        """Parse samples without naming lines; see `read`.
+
+        Raises:
+            _BadSample: a sample is not as required. The message describes the problem only if
+                `texts` has
+                a single sample.
+        """
         rows, columns, values = self._parsed(texts, np.dtype(np.float64) if self.one_hot else kind)
         if not self.one_hot:
             shape = len(texts), self.dimension
@@ -96,12 +104,15 @@ class Stream(ABC):
 
     @abstractmethod
     def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        """The values of samples, checked: of which sample, from 0, each is, its place, and it."""
+        """Return the checked values of samples: for each value its sample, index and value.
+
+        Samples and indexes count from 0.
+        """
 
 
 @dataclass(frozen=True)
 class Dense(Stream):
-    """A stream whose samples name all their values: ``|name 0.5 1 -2e3``. See `Stream`."""
+    """A stream whose samples list all their values: ``|name 0.5 1 -2e3``. See `Stream`."""
 
     def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
         tokens = [text.split() for text in texts]
@@ -114,9 +125,9 @@ class Dense(Stream):
 
 @dataclass(frozen=True)
 class Sparse(Stream):
-    """A stream whose samples name what is not 0, from index 0: ``|name 3:1 17:0.5``. See `Stream`.
+    """A stream whose samples list non-zero values by index: ``|name 3:1 17:0.5``. See `Stream`.
 
-    A sample may be empty, and is read as a dense row.
+    Indexes begin at 0. A sample may be empty. Samples are returned as dense rows.
     """
 
     def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
@@ -140,20 +151,20 @@ class Sparse(Stream):
 
 
 class _BadSample(Exception):
-    """What is wrong with a sample."""
+    """A description of the problem in a sample."""
 
 
 def _first_bad(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
     for name, colon, value in pairs:
         if not (name.isdigit() and colon) or b"_" in value:
             return shown_token(name + colon + value)
-    return "an index"  # that is too large for int64
+    return "an index"  # too large for int64
 
 
 def _numbers(tokens: list[bytes], texts: list[bytes], kind: np.dtype[Any]) -> Array:
-    """Values as numbers of a float type."""
+    """Convert tokens to numbers of a float type; raise a _BadSample if a token is not finite."""
     try:
-        if any(b"_" in text for text in texts):  # which Python takes in numbers
+        if any(b"_" in text for text in texts):  # Python accepts "_" in numbers
             raise ValueError
         exact = np.array([*map(float, tokens)], np.float64)
     except ValueError:
@@ -174,10 +185,10 @@ def _number(token: bytes) -> float:
 
 
 def require_name(argument: str, name: Any) -> None:
-    """See that a stream can have a name: text without spaces and "|", that does not begin with "#".
+    """Check a stream's name: text without spaces and "|", not beginning with "#".
 
     Raises:
-        UserError: it cannot.
+        UserError: the name is not as required.
     """
     if isinstance(name, str) and name.split() == [name] and "|" not in name and name[0] != "#":
         return
@@ -185,11 +196,14 @@ def require_name(argument: str, name: Any) -> None:
 
 
 def checked_streams(streams: Any) -> dict[str, Stream | None]:
-    """The streams of a file by name, as the user has given them.
+    """Check the streams given by the user, and convert plain values to streams.
 
+    Returns:
+        The streams of a file by name; None for a stream to skip.
     Raises:
-        UserError: it is no mapping from names to streams or None, of two streams at least, in which
-            each has a name of its own in the file.
+        UserError: not a mapping from names to streams or None, fewer than two streams, or two
+            streams
+            with the same name in the file.
     """
     if not isinstance(streams, Mapping):
         raise UserError(f"streams={shown(streams)} must be a mapping from names to streams")
@@ -207,7 +221,7 @@ def checked_streams(streams: Any) -> dict[str, Stream | None]:
 
 
 def _stream(name: str, given: Any) -> Stream | None:
-    """A stream, which may be given in plain values, as ``{"dense": 784, "one_hot": True}``."""
+    """Convert a stream, possibly in plain values such as ``{"dense": 784, "one_hot": True}``."""
     if isinstance(given, Stream | None):
         return given
     kinds: dict[str, type[Stream]] = {"dense": Dense, "sparse": Sparse}
@@ -224,5 +238,5 @@ def _stream(name: str, given: Any) -> Stream | None:
 
 
 def alias_of(name: str, stream: Stream | None) -> bytes:
-    """What a stream is called in the file."""
+    """Return the name of a stream in the file."""
     return ((stream and stream.alias) or name).encode()

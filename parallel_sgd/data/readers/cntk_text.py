@@ -1,4 +1,4 @@
-"""CNTK's text format: samples of several streams a line, and sequences of several lines."""
+"""CNTK's text format: lines with samples of several streams, and sequences of several lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .text_file import split_over_ranks
 
 
 class CNTKSamples(Dataset):
-    """The sequences of a CNTK text file, of one sample each; see `load_cntk_text`."""
+    """The sequences of a CNTK text file with one sample each; opened by `load_cntk_text`."""
 
     repeatable = True
 
@@ -44,8 +44,13 @@ class CNTKSamples(Dataset):
         return self._file.read(indexes, kind, single=True, only=name)[name][0]
 
     def read_streams(self, indexes: Array, *, dtype: DType = np.float32) -> dict[str, Array]:
-        """Read all streams of some samples by name: float [m, dimension], or int64 [m] where they
-        are `one_hot`. Local."""
+        """Read all streams of some samples, by name.
+
+        Returns:
+            float [m, dimension] for each stream, or int64 [m] if the stream is `one_hot`.
+        Raises:
+            UserError: as for `read`. Local.
+        """
         kind = float_dtype(dtype) or np.dtype(np.float64)
         read = self._file.read(indexes, kind, single=True)
         return {name: values for name, (values, _) in read.items()}
@@ -55,7 +60,7 @@ class CNTKSamples(Dataset):
 
 
 class CNTKSequences(Sequences):
-    """The sequences of a CNTK text file; see `load_cntk_sequences`."""
+    """The sequences of a CNTK text file; opened by `load_cntk_sequences`."""
 
     def __init__(self, file: CNTKFile, lengths: IndexArray) -> None:
         self._file, self.lengths = file, lengths
@@ -83,8 +88,12 @@ class CNTKSequences(Sequences):
         classes: int | None = None,
         y_fill: int = 0,
     ) -> dict[str, Padded | Array]:
-        """Read all streams of some sequences by name, each padded to a length of its own; those
-        `per_sequence` are arrays [m, …]. Arguments as for `read`. Local."""
+        """Read all streams of some sequences, by name; arguments as for `read`. Local.
+
+        Returns:
+            `Padded` for each stream, with its own lengths; an array [m, …] if the stream is
+            `per_sequence`.
+        """
         kind = float_dtype(dtype) or np.dtype(np.float64)
         streams: dict[str, Padded | Array] = {}
         for name, (values, lengths) in self._file.read(indexes, kind, single=False).items():
@@ -103,29 +112,32 @@ class CNTKSequences(Sequences):
 def load_cntk_text(
     path: str | os.PathLike[str], streams: Streams, *, comm: CommunicatorView | None = None
 ) -> CNTKSamples:
-    """Open a file in CNTK's text format, each sequence of which is one sample of each stream.
+    """Open a file in CNTK's text format, with one sample of each stream in each sequence.
 
-    A line is ``[sequence id] |name values |name values |# comment``, with spaces or tabs. Lines
-    that follow each other with the same id, or with none after a line that has one, are one
-    sequence; without any ids, each line is. Blank lines count for nothing. A comment ends at the
-    next "|" that is not "|#". A line is parsed when it is asked for, and an error in it names it.
+    A line is ``[sequence id] |name values |name values |# comment``, with spaces or tabs.
+    Consecutive
+    lines with the same id form a sequence; a line without id continues the sequence of the last id.
+    Without any ids, each line is a sequence. Blank lines are ignored. A comment ends at the
+    next "|" other than "|#". A line is parsed when read, and errors name the line.
 
     Args:
+        path: of the file.
         streams: by name: `Dense` or `Sparse` with their dimension, also in plain values as
-            ``{"dense": 784, "one_hot": True}``, or None for one to skip. The first is x, the last
-            y.
-        comm: each of its ranks looks through its part of the file, and all get the whole index;
-            None: this rank does alone.
+            ``{"dense": 784, "one_hot": True}``, or None for a stream to skip. The first is x, the
+            last y.
+        comm: each rank indexes its part of the file, and all ranks get the whole index; None: this
+            rank indexes the whole file.
     Returns:
-        The data set: x and y are float [m, dimension], or int64 [m] where they are `one_hot`.
+        The data set: x and y are float [m, dimension], or int64 [m] if they are `one_hot`.
     Raises:
         UserError: an argument is not as required, or the file cannot be read or holds no samples; a
             SharedError on all ranks of `comm`.
 
-    Local; with `comm` collective. Cost: one pass over the bytes, and 8 bytes a sequence.
+    Local; with `comm` collective. Cost: one pass over the bytes; memory: 8 bytes a sequence.
 
-    Unlike CNTK, a dense sample with fewer values than the dimension is refused, as is whatever
-    CNTK would skip with a warning.
+    Unlike in CNTK, a dense sample with fewer values than the dimension is an error, and so is
+    anything
+    that CNTK would skip with a warning.
     """
     return CNTKSamples(CNTKFile(path, streams, comm))
 
@@ -135,19 +147,21 @@ def load_cntk_sequences(
 ) -> CNTKSequences:
     """Open a file in CNTK's text format, for `SequenceSource`.
 
-    A sequence has as many samples of a stream as its lines name: one a line at most, and of each
-    stream one at least.
+    A sequence has as many samples of a stream as its lines contain: at most one in a line, and at
+    least one of each stream.
 
     Args:
+        path: of the file.
         streams, comm: as for `load_cntk_text`. The samples of x are the tokens.
     Returns:
-        The sequences. x is `Padded`, values float [m, longest, dimension], or int64 [m, longest]
-        where it is `one_hot`; y as well, with lengths of its own, or an array [m, …] where it is
+        The sequences. x is `Padded`, with values float [m, longest, dimension], or int64 [m,
+        longest]
+        if x is `one_hot`; y likewise, with its own lengths, or an array [m, …] if y is
         `per_sequence`.
     Raises:
         UserError: as for `load_cntk_text`; or a sequence has no x, or x is `per_sequence`.
 
-    Local; with `comm` collective. Cost: two passes over the bytes, and 16 bytes a sequence.
+    Local; with `comm` collective. Cost: two passes over the bytes; memory: 16 bytes a sequence.
     """
     file = CNTKFile(path, streams, comm)
     if file.streams[file.x].per_sequence:

@@ -1,4 +1,4 @@
-"""Files of columns by pyarrow: which groups of rows they have, and a group's columns as arrays."""
+"""Parquet and Arrow files by pyarrow: groups of rows, and columns of a group as arrays."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from ...validation import NUMBERS, line_of
 from ..unchanged import identity_of, reopened
 from ..validation import Array
 
-MOST_ROWS = 1 << 48  #: of a file
-#: What pandas and Dask call an index that has no name.
+MOST_ROWS = 1 << 48  #: rows of a file, at most
+#: Names given by pandas and Dask to an index without a name.
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
-ROW_NAMES = {"", "Unnamed: 0"}  #: what the first column is called where a program wrote row names
+ROW_NAMES = {"", "Unnamed: 0"}  #: names of a first column of row names
 EXTRA = "pip install '.[arrow]' from the checkout"
 
 
 class ColumnFile(ABC):
-    """A file whose rows come in groups, each of which is decoded as a whole.
+    """A file whose rows come in groups; a group is decoded as a whole.
 
     Args:
         path: of a regular file.
     Attributes:
-        kinds: of each column that holds numbers, the dtype, and how many there are in a row: None
-            for a single one, 0 for a list of them whose length the file does not tell.
+        kinds: for each numeric column (dtype, width). The width is None for a number in each row,
+            and
+            k for a list of k numbers; 0 for lists whose length the file does not declare.
         columns: the names of all columns.
-        indexes: of those that are a DataFrame's index, which pandas writes as columns, too.
-        rows: of each group.
+        indexes: the columns that are a DataFrame's index (pandas stores an index as columns).
+        rows: number of rows of each group.
+        types: pyarrow's type of each column, as text.
     Raises:
         UserError: pyarrow is missing, or the file is missing, not readable, or malformed.
 
-    Only the head or the foot of the file is read now. Local.
+    The constructor reads only the header or footer of the file. Local.
     """
 
     format: str
@@ -66,22 +68,26 @@ class ColumnFile(ABC):
 
     @abstractmethod
     def _opened(self, file: Any) -> tuple[Any, list[int]]:
-        """The schema of an open file, and the rows of each group."""
+        """Return the schema of an open file, and the number of rows of each group."""
 
     @abstractmethod
     def _read(self, file: Any, group: int, columns: list[str]) -> Any:
-        """Some columns of a group, as a table or batch of pyarrow's."""
+        """Read some columns of a group, as a pyarrow table or batch."""
 
     def read(self, group: int, columns: Sequence[str]) -> list[Array]:
-        """Read columns of a group of rows, of those in `kinds`.
+        """Read columns of a group of rows.
 
+        Args:
+            group: number of the group, from 0.
+            columns: names in `kinds`.
         Returns:
-            For each an array [rows] or [rows, k], as stored; not to be changed.
+            For each column an array [rows] or [rows, k], as stored; read-only.
         Raises:
-            UserError: the file is malformed or has changed, or a value is missing (null), named by
-                its row in the file, from 0; or a list has another length than the first.
+            UserError: the file is malformed or has changed; a value is missing (null), named by its
+                row
+                in the file, from 0; or a list has another length than the first.
 
-        Local. The columns of the group are read and decoded.
+        Local. Cost: reads and decodes these columns of the group.
         """
         with reopened(str(self.path), self.path, self._before) as file:
             with self._as_user_error():
@@ -95,7 +101,7 @@ class ColumnFile(ABC):
             return [self._array(table.column(name), group, name) for name in columns]
 
     def first_row(self, group: int) -> int:
-        """The number of a group's first row in the file."""
+        """Return the number of a group's first row in the file."""
         return sum(self.rows[:group])
 
     def _array(self, column: Any, group: int, name: str) -> Array:
@@ -146,7 +152,7 @@ class ColumnFile(ABC):
 
 
 class ParquetFile(ColumnFile):
-    """A Parquet file: its row groups. Pages with a checksum are checked."""
+    """A Parquet file; its groups are the row groups. Page checksums are verified, if present."""
 
     format = "Parquet"
 
@@ -165,7 +171,7 @@ class ParquetFile(ColumnFile):
 
 
 class ArrowFile(ColumnFile):
-    """An Arrow file (also Feather, version 2): its record batches."""
+    """An Arrow file (also Feather, version 2); its groups are the record batches."""
 
     format = "Arrow"
 
@@ -179,7 +185,7 @@ class ArrowFile(ColumnFile):
         file.seek(0)
         schema = import_module("pyarrow.ipc").open_file(file).schema
         few = [i for i, type_ in enumerate(schema.types) if (_kind_of(type_) or (0, 0))[1] is None]
-        reader = self._of_columns(file, few[:1])  # which tell as much as all
+        reader = self._of_columns(file, few[:1])  # one column suffices to count rows
         return schema, [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
 
     def _read(self, file: Any, group: int, columns: list[str]) -> Any:
@@ -195,7 +201,7 @@ class ArrowFile(ColumnFile):
 
 
 class _AsUserError(AbstractContextManager[None]):
-    """What pyarrow raises, of a damaged file, say, as a UserError."""
+    """A context that converts pyarrow's exceptions, such as for a damaged file, to a UserError."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -206,7 +212,7 @@ class _AsUserError(AbstractContextManager[None]):
 
 
 def require_pyarrow(format: str) -> None:
-    """Raise a UserError where pyarrow is missing. Local."""
+    """Raise a UserError if pyarrow is missing. Local."""
     try:
         import_module("pyarrow")
     except ImportError as error:
@@ -216,18 +222,18 @@ def require_pyarrow(format: str) -> None:
 
 
 def _indexes(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> frozenset[str]:
-    """The columns that are an index, as their names or pandas' note in the file say."""
+    """Return the index columns, by their names or by pandas' metadata in the file."""
     noted: Any = {}
-    with suppress(ValueError, RecursionError):  # damaged: a note is no more than that
+    with suppress(ValueError, RecursionError):  # ignore damaged metadata
         noted = json.loads(metadata.get(b"pandas", b"{}"))
     listed = noted.get("index_columns") if isinstance(noted, dict) else None
     found = {one for one in listed if isinstance(one, str)} if isinstance(listed, list) else set()
-    found |= ROW_NAMES.intersection(names[:1])  # of a CSV file that pandas has read before
+    found |= ROW_NAMES.intersection(names[:1])  # row names of a CSV file, read and saved by pandas
     return frozenset(name for name in names if name in found or INDEX.fullmatch(name))
 
 
 def _kind_of(type_: Any) -> tuple[np.dtype[Any], int | None] | None:
-    """The dtype of a column and its numbers in a row; None where it holds no plain numbers."""
+    """Return dtype and width of a column (see `ColumnFile.kinds`); None if not numeric."""
     types = import_module("pyarrow").types
     width: int | None = None
     if types.is_fixed_size_list(type_):

@@ -1,4 +1,4 @@
-"""Which columns of a file are x, and which are y."""
+"""Choice of the columns for x and y in a table."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ...validation import shown
 
 
 class Header(Protocol):
-    """What a file says of its columns.
+    """The columns of a table file.
 
     Attributes:
-        columns: the names of all.
-        kinds: those that may be chosen, each once in the file, with the numbers in a row: None for
-            a single one.
-        types: what each holds.
-        indexes: those that are the names of rows.
+        columns: the names of all columns.
+        kinds: the selectable columns, with (dtype, width): unique names of numeric columns. The
+            width
+            is None for a number in each row.
+        types: the type of each column, as text.
+        indexes: the columns that are names of rows.
     """
 
     @property
@@ -44,10 +45,12 @@ USUAL_Y = ("y", "label", "target")
 
 
 def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
-    """The columns that a user names, each seen to be there and to hold numbers.
+    """Check the columns named by the user: they exist and hold numbers.
 
+    Returns:
+        The names, also for a single name.
     Raises:
-        UserError: they are not.
+        UserError: a name is not as required.
     """
     wanted = (names,) if isinstance(names, str) else names
     if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
@@ -74,7 +77,7 @@ def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
 
 
 def default_y(file: Header) -> tuple[str, ...]:
-    """The column that y is where nothing is said; raises a UserError where there is none."""
+    """Return the default column for y; raise a UserError if there is none."""
     for name in USUAL_Y:
         if name in file.columns:
             return chosen("y", name, file)
@@ -85,8 +88,7 @@ def default_y(file: Header) -> tuple[str, ...]:
 
 
 def default_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that x is where nothing is said: not an index. Raises a UserError where there are
-    none."""
+    """Return the default columns for x, without index columns; raise a UserError if none."""
     if "x" in file.columns and "x" not in y:
         return chosen("x", "x", file)
     rest = [name for name in file.columns if name not in y and name not in file.indexes]

@@ -1,4 +1,4 @@
-"""Samples in columns of Parquet and Arrow files: decoded by groups of rows, as they are used."""
+"""Data sets in columns of Parquet and Arrow files, decoded by groups of rows on demand."""
 
 from __future__ import annotations
 
@@ -25,32 +25,39 @@ Pair = tuple[Array, Array]
 
 
 class Columns(Dataset):
-    """Rows of files whose columns are x [n, k] and y [n] or [n, k].
+    """Rows of column files with x [n, k] and y [n] or [n, k] in columns.
 
-    Where all decoded columns fit into `most_bytes`, every group of rows is decoded once, when it is
-    first needed, and kept; samples are shuffled among all. Else so many groups are kept as fit, and
-    a shuffled epoch of a `Source` takes the groups in a random order, so many at a time, and the
-    samples of these in a random order: each group is decoded about once an epoch, on about one
-    rank. (A group is decoded whole: one that alone is larger than `most_bytes` takes what it takes.
-    Without `shuffle` every rank decodes all groups; to ask for samples in another random order, as
-    a PyTorch `DataLoader` does without our sampler, decodes a group for most of them.)
+    If all decoded columns fit into `most_bytes`, each group of rows is decoded once, when first
+    needed, and kept; samples are shuffled among all groups. Otherwise as many groups are kept as
+    fit. A
+    shuffled epoch of a `Source` then takes so many groups at a time, in a random order, and the
+    samples
+    of these groups in a random order: each group is decoded about once an epoch, on about one rank.
+    (A
+    group is always decoded whole, even if a single group is larger than `most_bytes`. Without
+    `shuffle` every rank decodes all groups. Reading samples in a different random order, as a
+    PyTorch
+    `DataLoader` does without our sampler, decodes a group for almost every sample.)
 
     Args:
-        files: at least one, of the same columns; their rows follow each other.
-        x: the names of columns of numbers, which become [n, k] in this order; or the name of one
-            column, of numbers ([n, 1]) or of lists of one length ([n, k]). None: the column "x" if
-            there is one, else all but y and what pandas has written of an index.
-        y: likewise; the name of a column of numbers gives [n]. None: the first of "y", "label" and
-            "target" that there is.
-        most_bytes: of decoded columns in memory on this rank; the same on all.
+        files: at least one, with the same columns; the rows of the files are concatenated.
+        x: the names of numeric columns, which become [n, k] in this order; or the name of a single
+            column, of numbers ([n, 1]) or of lists of equal lengths ([n, k]). None: the column "x"
+            if
+            there is one, else all columns except y and pandas' index columns.
+        y: likewise; a single column of numbers gives [n]. None: the first of "y", "label" and
+            "target" that exists.
+        most_bytes: limit on decoded columns in memory on this rank; the same on all ranks.
     Attributes:
         x_columns, y_columns: the names of the columns.
     Raises:
-        UserError: there is no such column, one holds no plain numbers, or the files' columns
-            differ. As it is read: a missing value (null), a list of another length, a damaged file,
-            all named by file and row; and as for `Dataset.read`.
+        UserError: a column is missing or not numeric, or the files' columns differ. While reading:
+            a
+            missing value (null), a list of another length, or a damaged file, named by file and
+            row;
+            and as for `Dataset.read`.
 
-    Columns keep the type that holds all of theirs until they are read. Local.
+    Several columns are kept in their common NumPy type until read. Local. Threads may share this.
     """
 
     def __init__(
@@ -73,7 +80,7 @@ class Columns(Dataset):
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
         rows = [file.rows[group] for file, group in self._groups]
         self._ends = np.array(list(accumulate(rows)), np.int64)
-        self._lock = Lock()  # threads that share a data set are ranks of their own
+        self._lock = Lock()  # a data set may be shared by ranks that are threads
         self._none = (
             self._empty(self.x_columns),
             self._empty(self.y_columns, vector=isinstance(y, str | None)),
@@ -82,8 +89,8 @@ class Columns(Dataset):
         self._fits = bytes_a_row * len(self) <= self.most_bytes
         if self._fits:
             require_memory(repr(self), bytes_a_row * len(self))
-        self._all: Pair | None = None  #: all samples, where they fit
-        self._kept: OrderedDict[int, Pair] = OrderedDict()  #: groups, the latest used last
+        self._all: Pair | None = None  #: all samples, if they fit
+        self._kept: OrderedDict[int, Pair] = OrderedDict()  #: groups, least recently used first
         largest = bytes_a_row * max(rows, default=0)
         self.open_groups = max(self.most_bytes // max(largest, 1), 1)
         self.repeatable = self._fits
@@ -94,7 +101,7 @@ class Columns(Dataset):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def groups(self, indexes: Array) -> Array | None:
-        """None where all fit: then any sample is at hand."""
+        """Return the group of each sample; None if all samples fit into memory, in any order."""
         return None if self._fits else self._ends.searchsorted(indexes, side="right")
 
     def read(
@@ -119,7 +126,7 @@ class Columns(Dataset):
         return y
 
     def _gathered(self, indexes: Array) -> Pair:
-        """The samples as they are stored, [m, …]."""
+        """Return the samples as stored, [m, …]."""
         if self._fits:
             x, y = self._with(indexes)
             return x[indexes], y[indexes]
@@ -130,7 +137,7 @@ class Columns(Dataset):
         return x, y
 
     def _with(self, indexes: Array) -> Pair:
-        """All samples, of which some groups are decoded: those of the indexes, and earlier ones."""
+        """Return arrays of all samples, with at least the groups of these indexes decoded."""
         with self._lock:
             if self._all is None:
                 shapes = ((len(self), *a.shape[1:]) for a in self._none)
@@ -148,7 +155,7 @@ class Columns(Dataset):
             return self._all
 
     def _decoded(self, number: int) -> Pair:
-        """x and y of a group, as stored. Decodes it unless it is kept."""
+        """Return x and y of a group, as stored; decode the group unless it is kept."""
         with self._lock:
             if number not in self._kept:
                 x, y = self._stored(number, self.x_columns, self.y_columns)
@@ -159,8 +166,10 @@ class Columns(Dataset):
             return self._kept[number]
 
     def _where(self, indexes: Array) -> Iterator[tuple[int, Array, Array]]:
-        """Of each group that is needed: its number, places in the minibatch, and rows of its own,
-        in the order in which they are first asked for."""
+        """Yield (number, places in the minibatch, rows in the group) of each needed group.
+
+        Groups come in the order in which the indexes first refer to them.
+        """
         numbers = self._ends.searchsorted(indexes, side="right")
         distinct, firsts = np.unique(numbers, return_index=True)
         for number in distinct[np.argsort(firsts)].tolist():
@@ -185,7 +194,7 @@ class Columns(Dataset):
     def _find_wrong(
         self, stored: Pair, indexes: Array, kind: np.dtype[Any] | None, classes: int | None
     ) -> None:
-        """Raise the error of a sample that is not as required, with its file and its row there."""
+        """Raise the error of a bad sample, with its file and its row in the file."""
         for number, places, rows in self._where(indexes):
             file, group = self._groups[number]
             some = stored[0][places], stored[1][places]
@@ -193,7 +202,7 @@ class Columns(Dataset):
             self._checked(f"{file.path}: y", some, rows_there, kind, classes)
 
     def _stored(self, number: int, *columns: tuple[str, ...]) -> list[Array]:
-        """x or y of a group, or both, given their columns."""
+        """Return x or y of a group, or both, given their columns; as stored."""
         file, group = self._groups[number]
         arrays = iter(file.read(group, [name for names in columns for name in names]))
         stored = []
@@ -212,7 +221,10 @@ class Columns(Dataset):
         return stored
 
     def _empty(self, names: Sequence[str], *, vector: bool = False) -> Array:
-        """What columns give of no rows; reads a group where lists do not tell their length."""
+        """Return the array of some columns for no rows.
+
+        Reads a group if the file does not declare the length of lists.
+        """
         kinds = [self.files[0].kinds[name] for name in names]
         dtype = np.result_type(*(dtype for dtype, _ in kinds))
         width = kinds[0][1]

@@ -1,4 +1,4 @@
-"""CSV files as tables in memory: a header, columns of numbers, and a target of numbers or names."""
+"""CSV files as tables: a header, columns of numbers, and a target of numbers or class names."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from ..unchanged import Identity, identity_of, reopened
 from ..validation import Array
 from .column_files import ROW_NAMES
 
-ROWS = 1 << 14  #: that are converted together
-MISSING = {"", "na", "n/a", "nan", "null", "?"}  #: what a cell without a value holds
+ROWS = 1 << 14  #: rows converted at a time
+MISSING = {"", "na", "n/a", "nan", "null", "?"}  #: cells without a value
 TRUTH = {"true": 1, "false": 0}
 
-Row = tuple[int, list[str]]  #: the line that it ends in, from 1, and its cells
+Row = tuple[int, list[str]]  #: the line number at the row's end, from 1, and its cells
 
 
 class CSVFile:
-    """A text file of rows with a delimiter between cells; its first row names the columns.
+    """A text file of rows with a delimiter between cells; the first row names the columns.
 
     Args:
-        path: of the file; one whose name ends in ``.gz`` is decompressed as it is read.
-        delimiter: one character; None: a tab where the name ends in ``.tsv``, else a comma.
-        header: False: the first row is one of numbers, and columns are called by their place, "0"
-            and so on. None: it names the columns, and is refused where it is all numbers.
+        path: of the file; a file whose name ends in ``.gz`` is decompressed while reading.
+        delimiter: a single character; None: a tab if the name ends in ``.tsv``, else a comma.
+        header: True: the first row names the columns. False: the first row holds data, and columns
+            are named by their place, "0" and so on. None: as True, but a first row of numbers is
+            refused.
     Attributes:
         columns: the names of all columns.
-        kinds, types, indexes: as those of a `ColumnFile`.
+        kinds, types, indexes: as for `ColumnFile`.
     Raises:
         UserError: an argument is not as required, or the file is missing, empty, or malformed.
 
-    Only the first row is read now. Local.
+    The constructor reads only the first row. Local.
     """
 
     def __init__(self, path: Path, *, delimiter: str | None = None, header: bool | None = None):
@@ -81,10 +82,10 @@ class CSVFile:
         self.indexes = frozenset(self.columns[:1]) & ROW_NAMES
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[list[int], list[tuple[str, ...]]]]:
-        """The cells of columns, some rows at a time.
+        """Yield the cells of some columns, in blocks of rows.
 
-        Returns:
-            The lines in which the rows end, and of each column its cells.
+        Yields:
+            The line number at the end of each row, and the cells of each column.
         Raises:
             UserError: a row has more or fewer cells than the first, or the file is malformed.
         """
@@ -103,7 +104,7 @@ class CSVFile:
         return UserError(f"{self.path}, line {line}: {problem}")
 
     def _file(self) -> IO[bytes]:
-        """The file, open; the same one each time."""
+        """Open the file; raise a UserError if it has changed since it was first opened."""
         if self._before is not None:
             return reopened(str(self.path), self.path, self._before)
         file = opened(str(self.path), self.path)
@@ -112,7 +113,7 @@ class CSVFile:
 
     @contextmanager
     def _rows(self) -> Iterator[Iterator[Row]]:
-        """The rows, without blank lines; what goes wrong with the file in one line."""
+        """Return the rows, without blank lines; convert errors of the file to a UserError."""
         line = 0
 
         def numbered(reader: Any) -> Iterator[Row]:
@@ -140,10 +141,12 @@ class CSVFile:
 
 
 def numbers_of(file: CSVFile, name: str, lines: list[int], cells: Sequence[str]) -> Array:
-    """Cells as int64 where all are whole numbers, or true and false, else as float64.
+    """Convert cells to int64 if all are whole numbers (or all are true and false), else to float64.
 
+    Args:
+        file, name, lines: file, column and line numbers, for errors.
     Raises:
-        UserError: one is missing, or no number; it names the line.
+        UserError: a cell is missing, or no number; the message names the line.
     """
     numbers = _numbers(cells)
     if numbers is None:
@@ -159,12 +162,13 @@ def numbers_of(file: CSVFile, name: str, lines: list[int], cells: Sequence[str])
 
 
 class Target:
-    """The cells of one column of several files, in which there are numbers, or names of classes.
+    """The cells of a single column of several files: numbers, or names of classes.
 
     Args:
-        names: of the classes, in the order of their labels; None: as they are found.
+        name: of the column.
+        names: of the classes, in the order of their labels; None: all names found, sorted.
     Raises:
-        UserError: they are no texts.
+        UserError: `names` is not a list of texts.
     """
 
     def __init__(self, name: str, names: Sequence[str] | None) -> None:
@@ -173,12 +177,12 @@ class Target:
         if not listed or not all(isinstance(one, str) for one in given):
             raise UserError(f"names={shown(names)} must be a list of names of classes")
         self.name, self.names = name, None if names is None else tuple(names)
-        self._places: dict[str, int] = {}  #: of each different cell among those that follow
-        self._firsts: list[tuple[CSVFile, int]] = []  #: where each of these was found first
+        self._places: dict[str, int] = {}  #: distinct cells and their numbers
+        self._firsts: list[tuple[CSVFile, int]] = []  #: first place of each cell
         self._found: list[Array] = []
 
     def add(self, file: CSVFile, lines: list[int], cells: Sequence[str]) -> None:
-        """Take some more cells; raises a UserError where one is missing."""
+        """Add some more cells; raise a UserError if a cell is missing."""
         known, found = self._places, np.empty(len(cells), np.int64)
         for row, cell in enumerate(cells):
             place = known.setdefault(cell, len(known))
@@ -191,10 +195,10 @@ class Target:
         self._found.append(found)
 
     def values(self) -> Array:
-        """y [n]: int64 or float64 of numbers; of names int64, the place of each in `names`.
+        """Return y [n]: numbers as int64 or float64; class names as int64 indexes in `names`.
 
         Raises:
-            UserError: some are numbers and others are not, or one is none of the given names.
+            UserError: cells mix numbers and names, or a cell is not among the given names.
         """
         cells = [cell.strip() for cell in self._places]
         values = None if self.names is not None else _numbers(cells)
@@ -225,13 +229,13 @@ class Target:
 
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell says that it has no value."""
+    """Return True if a cell stands for a missing value."""
     return cell.strip().lower() in MISSING
 
 
 def _numbers(cells: Sequence[str]) -> Array | None:
-    """Cells as int64 or float64; None where one is no number."""
-    if "_" in "".join(cells):  # which Python takes in numbers
+    """Convert cells to int64 or float64; return None if a cell is no number."""
+    if "_" in "".join(cells):  # Python accepts "_" in numbers
         return None
     try:
         return np.array([*map(int, cells)], np.int64)

@@ -1,4 +1,4 @@
-"""CSV files, and folders of them, as data sets."""
+"""CSV files, and folders of CSV files, as data sets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Columns = int | Sequence[int] | Names
 
 
 class CSVTable(Arrays):
-    """The rows of CSV files, in memory; see `load_csv`, which makes it.
+    """The rows of CSV files, in memory; made by `load_csv`.
 
     Attributes:
         x_columns, y_columns: the names of the columns.
-        names: of the classes, by label, where y holds names; else None.
+        names: of the classes, by label, if y holds names; else None.
     """
 
     def __init__(
@@ -84,28 +84,30 @@ def load_csv(
     delimiter: str | None = None,
     header: bool | None = None,
 ) -> CSVTable:
-    """Columns of a CSV file, or of all ``.csv`` and ``.tsv`` files of a folder by their names.
+    """Read columns of a CSV file, or of all ``.csv`` and ``.tsv`` files of a folder by their names.
 
     Args:
-        path: of the file, which may be compressed (``.csv.gz``), or of the folder, without parts to
-            train and to test on.
-        x: the names of columns of numbers, or of true and false, which become [n, k] in this order.
-            None: the column "x" if there is one, else all but y, and but the names of rows that
-            pandas and R write as a first column without a name.
+        path: of the file, possibly compressed (``.csv.gz``), or of a folder that is not split into
+            training and test files.
+        x: the names of numeric (or true/false) columns, which become [n, k] in this order.
+            None: the column "x" if there is one; else all columns except y, and except a nameless
+            first column of row names as written by pandas and R.
         y: the name of a column: whole numbers become int64 [n], other numbers float64, and names
-            labels of classes; a list of names of columns of numbers: [n, k]. None: the first of
-            "y", "label" and "target" that there is.
-        names: of the classes, by label, where y holds names. None: those that are there, sorted.
-        delimiter, header: as for `CSVFile`. Without a header x and y are places, from 0, or from -1
-            backwards.
+            labels of classes. Or a list of names of numeric columns: [n, k]. None: the first of
+            "y", "label" and "target" that exists.
+        names: of the classes, by label, if y holds names. None: the names found, sorted.
+        delimiter, header: as for `CSVFile`. Without a header, x and y are numbers of columns, from
+            0,
+            or from -1 backwards.
     Returns:
-        The data set: x int64 where all are whole numbers, else float64, converted as it is read.
+        The data set: x int64 if all values are whole numbers, else float64; converted as it is
+            read.
     Raises:
-        UserError: an argument is not as required, there is no such column, a cell is missing or no
+        UserError: an argument is not as required, a column does not exist, a cell is missing or no
             number, a row has another number of cells, or the file is missing, malformed, or not in
             UTF-8. The message names the line.
 
-    Local. Every rank reads the file whole, a million cells a second: larger data are better kept as
+    Local. Cost: every rank reads the whole file, a million cells a second. Store larger data as
     Parquet.
     """
     kind = partial(CSVFile, delimiter=delimiter, header=header)
@@ -120,11 +122,12 @@ def csv_parts(
     delimiter: str | None = None,
     header: bool | None = None,
 ) -> tuple[CSVTable, CSVTable]:
-    """CSV files of a folder as (training, test), by their names as for `parquet_parts`.
+    """Read CSV files of a folder as (training, test), by their names as for `parquet_parts`.
 
     Args:
-        x, y, delimiter, header: as for `load_csv`. The test data have the columns of the training,
-            and its classes.
+        folder: contains the files.
+        x, y, delimiter, header: as for `load_csv`. The test data use the columns and the classes of
+            the training data.
     Raises:
         UserError: as for `load_csv` and `parquet_parts`.
 
@@ -138,8 +141,10 @@ def csv_parts(
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a path is named as a CSV file, or is a folder of them alone: beside folders of images
-    there may be some, too. Local."""
+    """Return True for a CSV file's name, or a folder of CSV files with no folders except CSV parts.
+
+    A folder of images may contain some CSV files, too: this is not a CSV folder. Local.
+    """
     if not path.is_dir():
         return path.name.lower().endswith(CSV)
     entries = entries_of(path, CSV)
@@ -153,12 +158,16 @@ def is_csv(path: Path) -> bool:
 
 
 def has_csv_parts(path: Path) -> bool:
-    """Whether a folder of CSV files is cut into training and test; a UserError in doubt. Local."""
+    """Return True if a folder of CSV files is split into training and test. Local.
+
+    Raises:
+        UserError: the names leave doubt about the parts.
+    """
     return _parts(path) is not None
 
 
 def csv_skipped(path: Path) -> tuple[Path, ...]:
-    """Files and folders that `csv_parts` leaves out. Local."""
+    """Return the files and folders ignored by `csv_parts`. Local."""
     parts = _parts(path)
     return parts.skipped if parts else ()
 
@@ -168,7 +177,7 @@ def _parts(path: Path) -> Parts | None:
 
 
 def _places(file: CSVFile, columns: Columns) -> Any:
-    """Places of columns as their names; what is no number stays."""
+    """Convert numbers of columns to their names; anything else is returned as given."""
     if isinstance(columns, str) or not isinstance(columns, int | list | tuple):
         return columns
     whole = [columns] if isinstance(columns, int) else columns

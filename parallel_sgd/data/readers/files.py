@@ -1,4 +1,4 @@
-"""Data files: memory-mapped, so that a rank reads only its part; no code in them is ever run."""
+"""NumPy and IDX files, memory-mapped: a rank reads only its part. No code in a file is ever run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from .parts import REQUIRED, Parts, parts_of
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field
 ENCRYPTED = 0x1
-OF_Y = re.compile("label|target")  #: in names of arrays
+OF_Y = re.compile("label|target")  #: in names of arrays y
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
 def load_npz(path: str | os.PathLike[str]) -> Arrays:
-    """Open the arrays x and y of a ``.npz`` file, as `numpy.savez` writes it.
+    """Open the arrays x and y of a ``.npz`` file, as written by `numpy.savez`.
 
+    Args:
+        path: of the file.
     Returns:
-        The data set, memory-mapped, except that compressed arrays (`numpy.savez_compressed`) are
-        read whole into memory by every rank, and only their checksums are verified.
+        The data set, memory-mapped. Compressed arrays (`numpy.savez_compressed`) are read whole
+        into
+        memory by every rank; only their checksums are verified.
     Raises:
-        UserError: the file is missing, malformed, truncated, not readable or no regular file, holds
-            Python objects (which could execute code) or more than memory does, or x and y do not
+        UserError: the file is missing, malformed, truncated, not readable or no regular file; holds
+            Python objects (which could execute code) or more than memory does; or x and y do not
             fit together.
 
     Local.
@@ -49,10 +52,10 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
 def npz_parts(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
     """Open the arrays x_train, y_train, x_test and y_test of a ``.npz`` file as (training, test).
 
-    Their names may be others that say as much, as for `parquet_parts`: train_images, val_labels.
+    Names with the same meaning are accepted as for `parquet_parts`: train_images, val_labels.
 
     Raises:
-        UserError: as for `load_npz`, or there are no such arrays, or it is in doubt which they are.
+        UserError: as for `load_npz`; or there are no such arrays, or their names leave doubt.
 
     Local.
     """
@@ -65,7 +68,11 @@ def npz_parts(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
 
 
 def has_npz_parts(path: Path) -> bool:
-    """Whether a file's arrays are cut into training and test; a UserError in doubt. Local."""
+    """Return True if a file's arrays are split into training and test. Local.
+
+    Raises:
+        UserError: the names leave doubt about the parts.
+    """
     return _npz_parts(path) is not None
 
 
@@ -84,15 +91,17 @@ def _npz_part(file: Path, names: list[str]) -> Arrays:
 
 
 def load_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
-    """Open a ``.npy`` file of x and one of y, both memory-mapped; else as `load_npz`. Local."""
+    """Open a ``.npy`` file of x and a ``.npy`` file of y, memory-mapped; see `load_npz`. Local."""
     files = checked_path("path", path, "file"), checked_path("labels", labels, "file")
     return Arrays(*map(_npy, files), name=f"{path}, {labels}")
 
 
 def load_idx_pair(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
-    """Open an IDX file of x and one of y, memory-mapped; ``.gz`` is read whole by every rank.
+    """Open an IDX file of x and an IDX file of y, memory-mapped.
 
-    Images of bytes (ubyte [n, height, width]) become floats in 0 to 1 as they are read. Local.
+    Every rank reads a ``.gz`` file whole. Images of bytes (ubyte [n, height, width]) become floats
+    in
+    0 to 1 as they are read. Local.
     """
     x, y = mapped_idx(path), mapped_idx(labels)
     kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays
@@ -105,10 +114,10 @@ def _npy(path: Path) -> Array:
 
 
 def npz_names(path: Path) -> list[str]:
-    """The names of the arrays in a ``.npz`` file. Local.
+    """Return the names of the arrays in a ``.npz`` file. Local.
 
     Raises:
-        UserError: it is missing, malformed, or no regular file.
+        UserError: the file is missing, malformed, or no regular file.
     """
     with opened(str(path), path) as file:
         try:
@@ -118,7 +127,7 @@ def npz_names(path: Path) -> list[str]:
 
 
 def npz_member(path: Path, name: str) -> Array:
-    """One array of a ``.npz`` file, as `load_npz` says. Local."""
+    """Read one array of a ``.npz`` file, as described at `load_npz`. Local."""
     what = f"{path}: {name}"
     with opened(str(path), path) as file:
         try:
@@ -150,14 +159,14 @@ def npz_member(path: Path, name: str) -> Array:
 
 
 def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the head of an array in ``.npy`` format: shape, whether in Fortran order, dtype."""
+    """Read the header of an array in ``.npy`` format: shape, Fortran order or not, dtype."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     try:
         version = npy.read_magic(file)
         shape, fortran, dtype = readers[version](file)
     except KeyError:
         raise UserError(f"{what} must hold plain numbers, not structures") from None
-    except Exception as error:  # NumPy's parser lets through whatever a damaged header provokes
+    except Exception as error:  # NumPy's parser raises any exception for a damaged header
         raise UserError(f"{what} is not a well-formed .npy array: {line_of(error)}") from None
     if dtype.hasobject:
         raise UserError(f"{what} must hold plain numbers: it has dtype {dtype}, Python objects")
@@ -167,7 +176,7 @@ def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype
 
 
 def _mapped(what: str, file: IO[bytes], begin: int, end: int) -> Array:
-    """Memory-map the array in ``.npy`` format that lies in a part of a file."""
+    """Memory-map the array in ``.npy`` format in the bytes `begin` to `end` of a file."""
     file.seek(begin)
     shape, fortran, dtype = _header(what, file)
     offset = file.tell()
@@ -177,15 +186,15 @@ def _mapped(what: str, file: IO[bytes], begin: int, end: int) -> Array:
         if size == 0:
             return np.empty(shape, dtype, order)
         return np.memmap(file, dtype, mode="r", offset=offset, shape=shape, order=order)
-    except (ValueError, OverflowError) as error:  # more, or larger, dimensions than NumPy has
+    except (ValueError, OverflowError) as error:  # more or larger dimensions than NumPy allows
         raise UserError(f"{what} is not a well-formed .npy array: {line_of(error)}") from None
-    except (OSError, MemoryError) as error:  # address space, or what the file system can
+    except (OSError, MemoryError) as error:  # no address space, or not supported by the file system
         raise UserError(f"{what} cannot be mapped into memory: {line_of(error)}") from None
 
 
 def _decompressed(what: str, member: IO[bytes], length: int) -> Array:
-    """Read the array in ``.npy`` format that a compressed member of a zip file is."""
-    shape, _, dtype = _header(what, member)  # refuses objects before anything else is read
+    """Read a compressed member of a zip file: an array in ``.npy`` format."""
+    shape, _, dtype = _header(what, member)  # refuses objects before reading data
     size = require_bytes(what, shape, dtype, length - member.tell())
     require_memory(what, size)
     member.seek(0)

@@ -22,20 +22,20 @@ from ..validation import Array
 #: The third byte of the magic number; all numbers are big-endian.
 TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
-CHUNK = 1 << 20  #: bytes that are decompressed at a time
+CHUNK = 1 << 20  #: bytes decompressed at a time
 
 
 def load_idx(path: str | os.PathLike[str]) -> Array:
     """Read an IDX file whole into memory: ubyte, byte, short, int, float or double.
 
     Args:
-        path: of the file; one whose name ends in ``.gz`` is decompressed as it is read.
+        path: of the file; a file whose name ends in ``.gz`` is decompressed while reading.
     Returns:
-        An array of the file's type and sizes, in native byte order, the caller's own.
+        An array of the file's type and sizes, in native byte order, owned by the caller.
     Raises:
         UserError: the file is missing, not readable or no regular file, has another magic number,
-            is truncated or longer than its sizes require, or they require more than memory holds.
-            A size that the file cannot hold is refused before memory is taken for it.
+            is truncated or longer than its sizes require, or requires more than memory holds.
+            A size larger than the file can hold is refused before memory is allocated.
 
     Local. Format: http://yann.lecun.com/exdb/mnist, at the end of the page.
     """
@@ -55,18 +55,18 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def is_idx(path: Path) -> bool:
-    """Whether a file's name is that of an IDX file: train-images-idx3-ubyte.gz, or x.idx. Local."""
+    """Return True if a file is named as IDX: train-images-idx3-ubyte.gz, or x.idx. Local."""
     name = path.name.lower()
     return "-idx" in name or ".idx" in name
 
 
 def mapped_idx(path: str | os.PathLike[str]) -> Array:
-    """Memory-map an IDX file, where it is not compressed: numbers are read as they are used.
+    """Memory-map an IDX file, unless compressed: numbers are read as they are used.
 
     Args, Raises: as for `load_idx`.
     Returns:
-        An array of the file's type and sizes, big-endian, not to be written to; of a ``.gz`` file
-        what `load_idx` returns.
+        A read-only array of the file's type and sizes, big-endian; for a ``.gz`` file the result of
+        `load_idx`.
 
     Local.
     """
@@ -85,7 +85,7 @@ def mapped_idx(path: str | os.PathLike[str]) -> Array:
             return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
         except UserError:
             raise
-        except (ValueError, OverflowError) as error:  # more, or larger, dimensions than NumPy has
+        except (ValueError, OverflowError) as error:  # more or larger dimensions than NumPy allows
             raise UserError(f"{what} is not a well-formed IDX file: {line_of(error)}") from None
         except OSError as error:
             raise UserError(f"{what} cannot be mapped into memory: {reason(error)}") from None
@@ -95,7 +95,7 @@ def _head(what: str, read: Callable[[int], bytes]) -> tuple[np.dtype[Any], tuple
     """Read the magic number [0, 0, type, dimensions], and a uint32 for each dimension.
 
     Args:
-        read: returns the next so many bytes, fewer at the end.
+        read: returns the next n bytes, or fewer at the end.
     """
     magic = read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
@@ -117,11 +117,11 @@ def _head(what: str, read: Callable[[int], bytes]) -> tuple[np.dtype[Any], tuple
 def _read(
     what: str, read: Callable[[int], bytes], length: int, *, compressed: bool = False
 ) -> Array:
-    """Read the head, and then the numbers.
+    """Read the header, and then the numbers.
 
     Args:
-        read: returns the next so many bytes, fewer at the end.
-        length: of the file in bytes, as it lies on the disk.
+        read: returns the next n bytes, or fewer at the end.
+        length: size of the file on the disk, in bytes.
     """
     dtype, shape = _head(what, read)
     head = 4 + 4 * len(shape)
@@ -134,7 +134,7 @@ def _read(
     try:
         content = np.empty(size, np.uint8)
         array: Array = content.view(dtype).reshape(shape)
-    except (ValueError, OverflowError) as error:  # more, or larger, dimensions than NumPy has
+    except (ValueError, OverflowError) as error:  # more or larger dimensions than NumPy allows
         raise UserError(f"{what} is not a well-formed IDX file: {line_of(error)}") from None
     except MemoryError:
         raise UserError(f"{what} does not fit into memory: it has {size:,} bytes") from None

@@ -1,4 +1,4 @@
-"""Folders of images, a folder for each class: decoded one by one, as they are used."""
+"""Folders of images, a folder for each class; images are decoded singly as they are used."""
 
 from __future__ import annotations
 
@@ -20,54 +20,56 @@ from ..validation import Array, DType, checked_labels, float_dtype
 from .images import LARGEST_BYTE
 from .parts import REQUIRED, Parts, both_parts, files_below, is_system_file, named, parts_of
 
-#: Of files that count as images, and of Pillow's decoders that may be used: none runs programs.
+#: Suffixes of images. The permitted DECODERS of Pillow run no external programs.
 SUFFIXES = (
     *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
     *(".tif", ".tiff", ".webp"),
 )
 TEXTS = (".txt", ".xml", ".json", ".csv", ".md", ".html", ".yaml", ".yml", ".py", ".npy", ".mat")
-#: Of files with another suffix: how images begin, of kinds that are read and of others.
+#: First bytes of images, of readable and other formats, to check files with other suffixes.
 MAGIC = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*"),
     *(b"\0\0\0\x0cjP  ", b"\0\0\0\x0cJXL ", b"\xff\x0a", b"8BPS"),
 )
-BRANDS = (b"WEBP", b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")  #: 8 bytes later
+BRANDS = (b"WEBP", b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")  #: from byte 8
 DECODERS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-#: Pillow's names of 8 bits a colour, which become RGB or grey without loss of range.
+#: Pillow's modes of 8 bits a colour, converted to RGB or grey without loss of range.
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 COLOURS = {"rgb": ("RGB", 3), "grey": ("L", 1)}
-MOST_PIXELS = 1 << 15  #: of a side that images are resized to
+MOST_PIXELS = 1 << 15  #: of a side of resized images
 
 
 class ImageFolder(Dataset):
     """Images in a folder for each class: x [n, channels, height, width] in 0 to 1, y [n].
 
-    Sample i is the i-th file in the order of the classes and then of the paths. Each is decoded
-    whenever it is read (some milliseconds), by Pillow; of moving pictures the first. Transparency
-    is left out.
+    Sample i is the i-th file in the order of the classes and then of the paths. An image is decoded
+    by Pillow each time it is read (some milliseconds). Of a moving picture the first frame is used.
+    Transparency is dropped.
 
     Args:
         folder: its subfolders are the classes, by sorted names, 0 for the first. All files below
-            one whose names end in one of `SUFFIXES`, in any case, are its images; hidden files and
-            folders are left out, and what systems leave behind (Thumbs.db, __MACOSX). A file of
-            another name whose content is an image is refused.
-        size: (height, width) that each image is resized to, after what is too long of one side has
-            been cut off at both ends. None: all images must have one size, that of the first.
+            a subfolder whose names end in one of `SUFFIXES`, in any case, are its images. Hidden
+            files and folders and files of operating systems (Thumbs.db, __MACOSX) are skipped. A
+            file
+            of another name whose content is an image is an error.
+        size: (height, width) to resize each image to, after cropping the longer side at both ends
+            to
+            this aspect ratio. None: all images must have the size of the first image.
         colour: "rgb" for 3 channels, "grey" for 1.
-        names: the classes' names, where they are not to be taken from the folder: it may have no
-            others. Where folders are called as parts of data are (train, test, dev), it says that
-            they are classes.
+        names: the classes' names, by label, instead of the folder's; the folder may have no further
+            classes. If subfolders are named as parts of data (train, test, dev), this argument
+            declares them to be classes.
     Attributes:
         names: of the classes, by label.
-        size: (height, width); None while it is not known.
+        size: (height, width); None while not known.
         files: the path of each sample.
     Raises:
-        UserError: Pillow is missing, an argument is not as required, or there is no class, or one
-            without images. As it is read: a file that is no image or damaged, has changed, with
-            more than 8 bits a colour, of another size, or of more pixels than
-            `PIL.Image.MAX_IMAGE_PIXELS`.
+        UserError: Pillow is missing, an argument is not as required, or there is no class, or a
+            class
+            without images. While reading: a file is no image or damaged, has changed, has more than
+            8 bits a colour, has another size, or has more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Local: every rank lists the folder, and decodes the images of its own part of each minibatch.
     """
@@ -110,7 +112,7 @@ class ImageFolder(Dataset):
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        """As `Dataset.read`, with floats also where `dtype` is None: float32 then."""
+        """Read samples as `Dataset.read` does, but if `dtype` is None, x is float32."""
         y = self._labels[indexes]
         if classes is not None:
             y = checked_labels(self.y_name, y, indexes, classes)
@@ -136,7 +138,7 @@ class ImageFolder(Dataset):
         return _image(self.files[index], Identity(*self._before[index].tolist()))
 
     def _decoded(self, index: int, size: tuple[int, int]) -> Array:
-        """The pixels of an image, uint8 [height, width, channels]."""
+        """Return the pixels of an image, uint8 [height, width, channels]."""
         path, (height, width) = self.files[index], size
         with self._image(index) as image:
             if not self._resizes and (image.height, image.width) != size:
@@ -144,7 +146,7 @@ class ImageFolder(Dataset):
                     f"{path} has {image.height} x {image.width} pixels: must have {height} x "
                     f"{width}, as the first image, or give size=(height, width) to resize to"
                 )
-            if image.mode.startswith("P"):  # through which transparency does no harm
+            if image.mode.startswith("P"):  # a palette's transparency needs RGBA
                 image = image.convert("RGBA")
             image = image.convert(self.mode)
             if self._resizes:
@@ -159,17 +161,18 @@ class ImageFolder(Dataset):
 def image_folders(
     folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, colour: str = "rgb"
 ) -> tuple[ImageFolder, ImageFolder]:
-    """Images in ``train/`` and ``test/`` (or ``val/``) of a folder, as (training, test).
+    """Open the images in ``train/`` and ``test/`` (or ``val/``) of a folder, as (training, test).
 
     Args:
-        folder: in each of the two there is a folder for each class; known by their names, such as
-            Training, seg_train, and testing, validation, dev, holdout. Where there is one to
-            validate on, too, it is left out. The classes are those to train on: the other part has
-            no others.
-        size, colour: as for `ImageFolder`, which says what is read, and what refused.
+        folder: contains a training and a test folder, each with a folder for each class. The two
+            are
+            recognized by their names, such as Training, seg_train, and testing, validation, dev,
+            holdout. A validation folder beside a test folder is skipped. The classes are those of
+            the training part: the test part may have no further classes.
+        size, colour: as for `ImageFolder`; see there for accepted and refused files. The test part
+            gets the training part's size.
     Raises:
-        UserError: as for `ImageFolder`, or there are no such folders, or it is in doubt which they
-            are.
+        UserError: as for `ImageFolder`, or there are no such folders, or their names leave doubt.
 
     Local.
     """
@@ -186,27 +189,31 @@ def image_folders(
 
 
 def has_image_parts(folder: Path) -> bool:
-    """Whether a folder of images is cut into training and test; a UserError in doubt. Local."""
+    """Return True if a folder of images is split into training and test. Local.
+
+    Raises:
+        UserError: the names leave doubt about the parts.
+    """
     return _parts_in(folder) is not None
 
 
 def images_skipped(folder: Path) -> tuple[Path, ...]:
-    """Folders that `image_folders` leaves out. Local."""
+    """Return the folders ignored by `image_folders`. Local."""
     parts = _parts_in(folder)
     return parts.skipped if parts else ()
 
 
 def _parts_in(folder: Path) -> Parts | None:
-    """The parts of a folder; None where its folders are classes, or it cannot be read."""
+    """Return the parts of a folder; None if its folders are classes, or if it is unreadable."""
     try:
         found = _folders(folder)
         says = {path: named(path.name).kind for path in found}
         if not {"test", "validation"} & set(says.values()):
             train = [path for path, kind in says.items() if kind == "train"]
             if not any(map(_folders, train)):
-                return None  # there may be a class of this name: bus, car, train
+                return None  # "train" may be a class, beside bus and car
         return parts_of(folder, [p for p in found if says[p] or _holds_images(p)], classes=True)
-    except OSError:  # of which the reader tells
+    except OSError:  # reported when the folder is read
         return None
 
 
@@ -216,7 +223,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _files_instead(folder: Path) -> str:
-    """The end of an error of a folder that holds files alone, which may be data of another kind."""
+    """Return the end of an error for a folder with files only, perhaps data of another format."""
     names = sorted(
         entry.name
         for entry in os.scandir(folder)
@@ -231,20 +238,20 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _inner(part: Path) -> Path:
-    """The folder of a part, which archives often put into another one of the same name."""
+    """Return a part's folder, or its only subfolder if named the same (as in archives)."""
     inner = _folders(part)
     same = len(inner) == 1 and inner[0].name.lower() == part.name.lower()
     return inner[0] if same else part
 
 
 def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Identity]]]:
-    """The images of each class, in the order of their paths, and what each is known by.
+    """Return the images of each class, in the order of their paths, with their identities.
 
     Args:
-        named_so: whether the user says that the folders are classes.
+        named_so: True if the user has declared the folders to be classes.
     Raises:
-        UserError: the folder cannot be read, there is no class, or one without images; or the
-            folders are parts, or may be.
+        UserError: the folder cannot be read, there is no class, or a class without images; or the
+            folders are, or may be, parts.
     """
     try:
         classes = [path.name for path in _folders(folder)]
@@ -280,7 +287,7 @@ def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Iden
 
 
 def _require_classes(folder: Path) -> None:
-    """Raise a UserError where folders are named as parts, not as classes."""
+    """Raise a UserError if folders are named as parts instead of classes."""
     try:
         parts = _parts_in(folder)
     except UserError as error:
@@ -300,12 +307,12 @@ def _is_image(name: str) -> bool:
 
 
 def _may_be_image(name: str) -> bool:
-    """Whether a file is one, or must be looked at: texts beside images are many."""
+    """Return True unless a file is a text file by its name, of which there may be many."""
     return not (name.lower().endswith(TEXTS) or is_system_file(name))
 
 
 def _require_no_image(path: Path) -> bool:
-    """Return False for a file whose name is no image's; raise a UserError where its content is."""
+    """Return False if a file with another suffix is no image; else raise a UserError."""
     with opened(str(path), path) as file:
         head = file.read(16)
     if head.startswith(MAGIC) or head[8:12] in BRANDS:
@@ -318,10 +325,10 @@ def _require_no_image(path: Path) -> bool:
 
 @contextmanager
 def _image(path: Path, before: Identity) -> Iterator[Any]:
-    """A Pillow image, not yet decoded; what goes wrong with it until it is closed names the path.
+    """Open a Pillow image, not yet decoded; errors until it is closed name the path.
 
     Raises:
-        UserError: it is no image that can be read, or has changed since its folder was listed.
+        UserError: the file is no readable image, or has changed since its folder was listed.
     """
     pillow = import_module("PIL.Image")
     with reopened(str(path), path, before) as file:
@@ -340,7 +347,7 @@ def _image(path: Path, before: Identity) -> Iterator[Any]:
                 yield image
         except UserError:
             raise
-        except Exception as error:  # Pillow lets through whatever a damaged file provokes
+        except Exception as error:  # Pillow raises any exception for a damaged file
             raise UserError(f"{path} is no image that can be read: {line_of(error)}") from None
 
 

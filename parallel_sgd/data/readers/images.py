@@ -1,4 +1,4 @@
-"""Images of bytes, which take a quarter of the memory that floats would."""
+"""Images stored as bytes, in a quarter of the memory of float32."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LARGEST_BYTE = 255
 
 
 class Images(Arrays):
-    """Images kept as bytes, and read as floats in 0 to 1.
+    """Images stored as bytes, and read as floats in 0 to 1.
 
     Args:
-        x: uint8 [n, …], say [n, channels, height, width]. Not changed, not copied.
-        y: as for `Arrays`, like `name`.
+        x: uint8 [n, …], for example [n, channels, height, width]. Not changed, not copied.
+        y, name: as for `Arrays`.
     """
 
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        """As `Dataset.read`, with floats also where `dtype` is None: float32 then."""
+        """Read samples as `Dataset.read` does, but if `dtype` is None, x is float32."""
         real = np.float32 if dtype is None else dtype
         x, y = super().read(indexes, dtype=real, classes=classes)
         x /= LARGEST_BYTE

@@ -1,4 +1,4 @@
-"""LIBSVM's text format, which is SVMlight's, too: a label, and the features that are not 0."""
+"""LIBSVM's and SVMlight's text format: a label, and the non-zero features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUERY = b"qid:"
 
 
 class LibSVM(Dataset):
-    """The samples of a file in LIBSVM's format; see `load_libsvm`, which makes it.
+    """The samples of a file in LIBSVM's format; made by `load_libsvm`.
 
     Attributes:
         features: the width of x.
@@ -72,7 +72,7 @@ class LibSVM(Dataset):
     def read_sparse(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[SparseRows, Array]:
-        """As `read`, with x as what is not 0 of it. Local."""
+        """Read samples as `read` does, with x as `SparseRows`. Local."""
         kind = float_dtype(dtype) or np.dtype(np.float64)
         self._file.require_unchanged()
         records = [self._record(int(index), kind) for index in indexes]
@@ -92,12 +92,10 @@ class LibSVM(Dataset):
         return self._targets(labels)
 
     def query_ids(self, indexes: Array) -> IndexArray:
-        """The number after "qid:" of each sample, int64 [m]: samples of one query are ranked.
+        """Return the query number after "qid:" of each sample, int64 [m], for ranking. Local.
 
         Raises:
-            UserError: a sample has none.
-
-        Local.
+            UserError: a sample has no query number.
         """
         self._file.require_unchanged()
         found = np.empty(len(indexes), np.int64)
@@ -109,9 +107,9 @@ class LibSVM(Dataset):
         return found
 
     def _split(self, index: int) -> tuple[bytes, int | None, list[bytes]]:
-        """The label, the number of the query where there is one, and the features as they are."""
+        """Split a line into label, query number (or None), and unparsed features."""
         line, _, _ = self._file.line(int(self._begins[index])).partition(b"#")
-        if b"_" in line:  # which Python takes in numbers
+        if b"_" in line:  # Python accepts "_" in numbers
             raise self._wrong(index, 'must hold numbers only: it has "_"')
         tokens = line.split()
         label = b""
@@ -129,7 +127,7 @@ class LibSVM(Dataset):
             raise self._wrong(index, problem) from None
 
     def _record(self, index: int, kind: np.dtype[Any]) -> tuple[list[float], IndexArray, Array]:
-        """The labels, columns and values of one sample, checked."""
+        """Parse and check a sample: labels, columns and values."""
         label, _, pairs = self._split(index)
         parts = [*map(bytes.partition, pairs, repeat(b":"))]
         names, _, exacts = zip(*parts, strict=True) if parts else ((),) * 3
@@ -164,7 +162,7 @@ class LibSVM(Dataset):
         return ""
 
     def _labels(self, index: int, label: bytes) -> list[float]:
-        """The labels of a sample as numbers: places in `classes` where these are listed."""
+        """Return the labels of a sample as numbers: indexes in `classes` if these are listed."""
         required = "a whole number"
         try:
             if self._target == "value":
@@ -216,27 +214,29 @@ def load_libsvm(
 ) -> LibSVM:
     """Open a file in LIBSVM's or SVMlight's format: a sample a line, ``label index:value …``.
 
-    Indexes ascend in a line; features that it does not name are 0. What follows a "#" is a comment,
-    and "qid:7" may stand after the label (`LibSVM.query_ids`). A line is parsed when it is asked
-    for, and an error in it names it then.
+    Indexes ascend in a line; features not listed are 0. Text after a "#" is a comment, and "qid:7"
+    may follow the label (`LibSVM.query_ids`). A line is parsed when it is read, and errors in the
+    line are raised then, with its number.
 
     Args:
-        features: the width of x, at least 1. None: the largest index in the file says it, for
-            which all lines are looked at now. (A test set may lack the last ones: give it there.)
-        zero_based: whether indexes begin at 0, not at 1.
-        target: what labels are. "class": a whole number, y int64 [m]. "value": a number, y float
+        path: of the file.
+        features: the width of x, at least 1. None: the largest index in the file, found by a pass
+            over all lines now. (A test set may lack the last features: give the number there.)
+        zero_based: True if indexes begin at 0, not at 1.
+        target: meaning of labels. "class": a whole number, y int64 [m]. "value": a number, y float
             [m]. "labels": several whole numbers or none, as 1,3,7: y int64 [m, labels] of 0 and 1.
-        classes: how many labels there are, from 0 on; or which ones, as ``[-1, 1]``: y is then the
-            place in this list. None: "class" takes whole numbers as they are. "labels" needs it.
-        comm: each of its ranks looks through its part of the file, and all get the whole index;
-            None: this rank does alone.
+        classes: the number of labels, from 0 on; or the list of labels, as ``[-1, 1]``: y is then
+            the
+            index in this list. None: "class" takes whole numbers as given. Required for "labels".
+        comm: each rank indexes its part of the file, and all ranks get the whole index; None: this
+            rank indexes the whole file.
     Returns:
         The data set: x float [m, features], dense in `read`, or `SparseRows` in `read_sparse`.
     Raises:
         UserError: an argument is not as required, or the file cannot be read or holds no samples; a
             SharedError on all ranks of `comm`.
 
-    Local; with `comm` collective. Cost: one or two passes over the bytes, and 8 bytes a sample.
+    Local; with `comm` collective. Cost: one or two passes over the bytes; memory: 8 bytes a sample.
     """
     file = open_text(path, comm)
 
@@ -264,7 +264,7 @@ def load_libsvm(
 
 
 def _bad_pair(pairs: list[bytes]) -> str:
-    """What is wrong with the first pair that is not as required."""
+    """Describe the problem of the first malformed pair."""
     for pair in pairs:
         name, _, value = pair.partition(b":")
         try:

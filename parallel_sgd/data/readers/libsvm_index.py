@@ -1,4 +1,4 @@
-"""How many features a file in LIBSVM's format has: its largest index, found among all bytes."""
+"""The number of features of a file in LIBSVM's format: the largest index, found in all bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .text_file import BLOCK, MOST_DIGITS, TextFile
 
 
 def largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
-    """The largest of the last indexes of some lines, int64 [1]; 0 where none has features.
+    """Return the largest of the last indexes in some lines, int64 [1]; 0 if no line has features.
 
-    What is no index is not looked at: the line is refused when it is read.
+    Malformed lines are ignored here, and refused when they are read.
     """
     largest, first = 0, 0
     while first < len(begins):
@@ -32,7 +32,7 @@ def largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
 
 
 def _ends(part: Array, begins: IndexArray) -> IndexArray:
-    """Where lines end, or the comments in them begin."""
+    """Return the end of each line, or the beginning of its comment."""
     ends: IndexArray = np.append(begins[1:], len(part))
     comments = np.flatnonzero(part == ord("#"))
     if not len(comments):
@@ -43,7 +43,7 @@ def _ends(part: Array, begins: IndexArray) -> IndexArray:
 
 
 def _before(part: Array, places: IndexArray) -> int:
-    """The largest of the whole numbers that end before some places."""
+    """Return the largest of the whole numbers that end just before the given places."""
     values, scale = np.zeros(len(places), np.int64), 1
     for _ in range(MOST_DIGITS):
         places = places - 1

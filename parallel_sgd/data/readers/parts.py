@@ -1,4 +1,4 @@
-"""Which files and folders are to train on, and which to test on: by the words in their names."""
+"""Training, validation and test parts of data, recognized by names of files and folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...errors import UserError
 from ...validation import shown
 
-#: The words of each kind of part; to train on one, to test on a "test", or else a "validation".
+#: The words for each kind of part. The test part is "test", or else "validation".
 WORDS = {
     "train": ("train", "training", "trn"),
     "validation": (
@@ -22,7 +22,7 @@ WORDS = {
     "test": ("test", "testing", "tst", "holdout", "heldout"),
 }
 
-#: Words beside them that say nothing: x_train, train_images, test-data.
+#: Neutral words in names of parts: x_train, train_images, test-data.
 NEUTRAL = {"x", "y", "set", "data", "dataset", "split", "part", "of", "files", "file"}
 NEUTRAL |= {"images", "image", "imgs", "img", "features", "labels", "shard", "fold"}
 
@@ -34,7 +34,7 @@ _LETTERS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SUFFIXES = re.compile(r"(\.(csv|tsv|txt|tokens|raw|gz|parquet|arrow|feather))+$", re.IGNORECASE)
 _HOLD_OUT = re.compile(r"(hold|held)[-_. ]out", re.IGNORECASE)
 
-#: Names of files and folders that systems and programs leave beside data: never data.
+#: Files and folders made by systems and programs, never data.
 LITTER = {
     *("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"),
     *("__pycache__", "thumbs.db", "desktop.ini"),
@@ -42,26 +42,26 @@ LITTER = {
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a file or folder is hidden, or known to be no data."""
+    """Return True if a file or folder is hidden, or a known by-product of a system or program."""
     return name.startswith(".") or name.lower() in LITTER
 
 
 class Named(NamedTuple):
-    """What the name of a file or folder says.
+    """The kind of part named by a file or folder.
 
     Attributes:
-        kind: "train", "validation" or "test"; "" where it says none of them, or several.
-        word: the word that says it, in small letters.
-        others: what other words there are, but for the neutral ones.
+        kind: "train", "validation" or "test"; "" if the name says none of these, or several.
+        word: the word for this kind, in lower case.
+        others: further words, except neutral ones.
     """
 
     kind: str
     word: str
-    other_words: frozenset[str]
+    others: frozenset[str]
 
 
 def named(name: str) -> Named:
-    """What a name, without its suffixes, says. Local.
+    """Return the kind of part for a name without suffixes. Local.
 
     >>> named("seg_test")
     Named(kind='test', word='test', others=frozenset({'seg'}))
@@ -70,26 +70,28 @@ def named(name: str) -> Named:
     """
     words = [word.lower() for word in _LETTERS.findall(_HOLD_OUT.sub(r"\1out", name))]
     found = {match[1] for word in words if (match := _WORD.fullmatch(word))}
-    other_words = frozenset(w for w in words if w not in NEUTRAL and not _WORD.fullmatch(w))
+    others = frozenset(w for w in words if w not in NEUTRAL and not _WORD.fullmatch(w))
     kinds = {_KINDS[word] for word in found}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    return Named(kind, "/".join(sorted(found)), other_words)
+    return Named(kind, "/".join(sorted(found)), others)
 
 
 REQUIRED = "one part to train on and one to test on, named so (train, test, validation, dev …)"
 
 
 def both_parts(place: Path) -> str:
-    """What is wrong where one data set was asked for, and two are there."""
+    """Return the error for a folder with two parts if a single data set was requested."""
     return f"{place} holds data to train on and data to test on: data.load_train_test gives both"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Files or folders by what they are for, each in the order of their names.
+    """The files or folders of each part, in the order of their names.
 
     Attributes:
-        left_out: to validate on, beside those to test on.
+        train: to train on.
+        test: to test on.
+        skipped: to validate on, if there are files to test on, too.
     """
 
     train: tuple[Path, ...]
@@ -98,17 +100,17 @@ class Parts:
 
 
 def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> Parts | None:
-    """Find the parts among files or folders that lie in one folder.
+    """Find the parts among files or folders of a folder.
 
     Args:
-        place: that folder, for errors.
+        place: the folder, for errors.
         entries: the files and folders that hold data.
-        classes: folders may be named after classes: "bullet_train" and "test_tube" are no parts,
-            unless both of "bullet_train" and "bullet_test" are there.
+        classes: True if folders may be named after classes: "bullet_train" and "test_tube" are no
+            parts, unless both "bullet_train" and "bullet_test" exist.
     Returns:
-        The parts; None where there are none: no name is one of a part, or all are of one kind.
+        The parts. None if no name is a part's, or all names are of the same kind.
     Raises:
-        UserError: it is in doubt which files are to train on and which to test on.
+        UserError: the names leave doubt about the training and the test part.
 
     Local.
     """
@@ -116,11 +118,11 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
     if classes:
         says = _parts_alone(says)
     of_kind = {kind: [p for p, said in says.items() if said.kind == kind] for kind in (*WORDS, "")}
-    train, validation, test, other_words = of_kind.values()
+    train, validation, test, others = of_kind.values()
     if not (train or validation or test) or sum(map(bool, of_kind.values())) == 1:
         return None
     twice = any(len({says[path].word for path in of_kind[kind]}) > 1 for kind in WORDS)
-    if other_words or twice or not train:
+    if others or twice or not train:
         held = "; ".join(
             f"{shown([path.name for path in paths])} {_FOR[kind]}"
             for kind, paths in of_kind.items()
@@ -142,27 +144,25 @@ _FOR = {
 
 
 def kinds_of(entries: Sequence[Path]) -> dict[Path, str]:
-    """Which part each of a folder's entries is, or "": see `parts_of` with `classes`. Local."""
+    """Return the kind of part of each entry, or "": see `parts_of` with `classes`. Local."""
     says = {entry: named(_stem(entry)) for entry in entries}
     return {entry: said.kind for entry, said in _parts_alone(says).items()}
 
 
 def _parts_alone(says: dict[Path, Named]) -> dict[Path, Named]:
-    """What the names of parts say, and nothing of those that are named after a class."""
+    """Keep the kinds of parts, but clear the kinds of names that are a class's."""
     kinds_by_words: dict[frozenset[str], set[str]] = {}
     for said in says.values():
         if said.kind:
-            kinds_by_words.setdefault(said.other_words, set()).add(said.kind)
+            kinds_by_words.setdefault(said.others, set()).add(said.kind)
     return {
-        path: said
-        if not said.other_words or len(kinds_by_words.get(said.other_words, ())) > 1
-        else _NEITHER
+        path: said if not said.others or len(kinds_by_words.get(said.others, ())) > 1 else _NEITHER
         for path, said in says.items()
     }
 
 
 def _stem(path: Path) -> str:
-    """The name without its suffixes: of x.train.csv.gz, "x.train"."""
+    """Return the name without its suffixes: "x.train" for x.train.csv.gz."""
     return _SUFFIXES.sub("", path.name)
 
 
@@ -171,11 +171,13 @@ def files_below(
     wanted: Callable[[str], bool],
     skipped: Callable[[str], bool] = lambda name: False,
 ) -> Iterable[tuple[str, os.stat_result]]:
-    """Find the files below a folder whose name is wanted, in no particular order: the path below
-    the folder, and the file's status.
+    """Find all files with wanted names below a folder, in no particular order.
 
     Args:
-        left_out: whether a folder of this name is not looked into.
+        wanted: True for the name of a file to return.
+        skipped: True for the name of a folder to skip.
+    Yields:
+        The path relative to the folder, with "/", and the file's status.
     Raises:
         OSError: a folder, or the status of a file, cannot be read.
     """

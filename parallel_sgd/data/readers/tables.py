@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, and folders of them, as data sets."""
+"""Parquet and Arrow files, and folders of such files, as data sets."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ def load_parquet(
     y: Names | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Columns:
-    """Columns of a Parquet file, or of all ``.parquet`` files of a folder by their sorted names.
+    """Open columns of a Parquet file, or of all ``.parquet`` files of a folder sorted by name.
 
     Args:
-        path: of the file or the folder (not what is below it), without parts to train and to test
-            on.
-        x, y, most_bytes: as for `Columns`, which says what is read when, and what is refused.
+        path: of the file, or of a folder (without its subfolders) that is not split into training
+            and
+            test files.
+        x, y, most_bytes: as for `Columns`; see there for times of reading, and for errors.
     Raises:
-        UserError: as for `Columns`, or pyarrow is missing, or a file is missing or malformed.
+        UserError: as for `Columns`; or pyarrow is missing, or a file is missing or malformed.
 
-    Local: now, every rank reads the foot of each file.
+    Local. Cost: every rank reads the footer of each file now.
     """
     return Columns(open_files(path, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
@@ -48,8 +49,10 @@ def load_arrow(
     y: Names | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Columns:
-    """As `load_parquet`, of Arrow files (``.arrow``, ``.feather`` of version 2): record batches are
-    the groups, and now one column of numbers is read, to see how many rows each has."""
+    """Open columns of Arrow files as `load_parquet` does (``.arrow``, ``.feather`` of version 2).
+
+    The groups are the record batches. A numeric column is read now, to count the rows of each.
+    """
     return Columns(open_files(path, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
@@ -60,17 +63,20 @@ def parquet_parts(
     y: Names | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
-    """Parquet files of a folder as (training, test), by the words in the names of files and of
-    folders: ``train``, ``training`` beside ``test``, ``testing``, ``holdout``, or else ``val``,
-    ``valid``, ``validation``, ``dev``, ``eval``. Where both kinds are there, those to validate on
-    are left out.
+    """Open Parquet files of a folder as (training, test), by words in names of files and folders.
+
+    The words are ``train``, ``training``; and ``test``, ``testing``, ``holdout``, or else ``val``,
+    ``valid``, ``validation``, ``dev``, ``eval``. If there are both test and validation files, the
+    validation files are skipped.
 
     Args:
-        x, y, most_bytes: as for `Columns`; `most_bytes` is for each of the two. The test data have
-            the columns of the training.
+        folder: contains the files.
+        x, y, most_bytes: as for `Columns`; `most_bytes` is for each of the two. The test data use
+            the columns of the training data.
     Raises:
-        UserError: as for `load_parquet`, one of the two is missing, or the folder holds other files
-            of columns, or several words of one kind.
+        UserError: as for `load_parquet`; a part is missing; or the folder holds further data files,
+            or
+            several words of the same kind.
 
     Local.
     """
@@ -84,7 +90,7 @@ def arrow_parts(
     y: Names | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
-    """As `parquet_parts`, of Arrow files."""
+    """Open Arrow files of a folder as (training, test); as `parquet_parts`."""
     return _both(*open_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
@@ -96,41 +102,47 @@ def _both(
     y: Names | None,
     most_bytes: int,
 ) -> tuple[Columns, Columns]:
-    """Two data sets of the same columns in the same order, whatever their order in the files."""
+    """Open two data sets with the same columns in the same order, whatever the files' order."""
     training = Columns(train, x=x, y=y, most_bytes=most_bytes)
     of_y = training.y_columns[0] if y is None else y
     return training, Columns(test, x=training.x_columns, y=of_y, most_bytes=most_bytes)
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a path is named as a Parquet file, or is a folder that holds some. Local."""
+    """Return True if a path is named as Parquet, or is a folder with Parquet files. Local."""
     return path.suffix.lower() in PARQUET or bool(entries_of(path, PARQUET))
 
 
 def is_arrow(path: Path) -> bool:
-    """Whether a path is named as an Arrow file, or is a folder that holds some. Local."""
+    """Return True if a path is named as Arrow, or is a folder with Arrow files. Local."""
     return path.suffix.lower() in ARROW or bool(entries_of(path, ARROW))
 
 
 def has_parquet_parts(path: Path) -> bool:
-    """Whether a folder of Parquet files is cut into training and test; a UserError in doubt.
-    Local."""
+    """Return True if a folder of Parquet files is split into training and test. Local.
+
+    Raises:
+        UserError: the names leave doubt about the parts.
+    """
     return parts_in(path, PARQUET) is not None
 
 
 def has_arrow_parts(path: Path) -> bool:
-    """Whether a folder of Arrow files is cut into training and test; a UserError in doubt.
-    Local."""
+    """Return True if a folder of Arrow files is split into training and test. Local.
+
+    Raises:
+        UserError: the names leave doubt about the parts.
+    """
     return parts_in(path, ARROW) is not None
 
 
 def parquet_skipped(path: Path) -> tuple[Path, ...]:
-    """Files and folders that `parquet_parts` leaves out. Local."""
+    """Return the files and folders ignored by `parquet_parts`. Local."""
     return _skipped(path, PARQUET)
 
 
 def arrow_skipped(path: Path) -> tuple[Path, ...]:
-    """Files and folders that `arrow_parts` leaves out. Local."""
+    """Return the files and folders ignored by `arrow_parts`. Local."""
     return _skipped(path, ARROW)
 
 
@@ -140,12 +152,12 @@ def _skipped(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:
-    """The parts of a folder of files, as `parts_of`. Local."""
+    """Return the parts of a folder of files, as `parts_of`. Local."""
     return parts_of(folder, entries_of(folder, suffixes))
 
 
 def entries_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder, and its folders that hold some; none where it cannot be read."""
+    """Return a folder's data files and subfolders with data files; none if unreadable."""
     return [
         path
         for path in listed(folder)
@@ -154,17 +166,17 @@ def entries_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """A file, or those of a folder in the order of their names."""
+    """Return a file, or the data files of a folder in the order of their names."""
     if not path.is_dir():
         return [path]
     return [file for file in listed(path) if _is_data(file, suffixes)]
 
 
 def listed(folder: Path) -> list[Path]:
-    """The files and folders in a folder that may be data; none where it cannot be read."""
+    """Return a folder's files and folders without system files; none if it cannot be read."""
     try:
         return sorted(path for path in folder.iterdir() if not is_system_file(path.name))
-    except OSError:  # of which its reader tells
+    except OSError:  # reported when the folder is read
         return []
 
 
@@ -176,10 +188,10 @@ def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
 def open_files(
     path: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
 ) -> list[File]:
-    """The file that a path leads to, or those of the folder.
+    """Open a file, or all data files of a folder.
 
     Raises:
-        UserError: there is none, or the folder holds parts to train and to test on.
+        UserError: there is no file, or the folder is split into training and test.
     """
     place = checked_path("path", path, "file")
     if not place.is_dir():
@@ -199,10 +211,10 @@ def open_files(
 def open_parts(
     folder: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
 ) -> tuple[list[File], list[File]]:
-    """The files of a folder to train on, and those to test on.
+    """Open the training files and the test files of a folder.
 
     Raises:
-        UserError: there are not both, or it is in doubt which they are.
+        UserError: a part is missing, or the names leave doubt about the parts.
     """
     place = checked_path("folder", folder)
     parts = parts_in(place, suffixes)

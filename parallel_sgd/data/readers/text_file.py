@@ -1,4 +1,4 @@
-"""Text files of many records: indexed by one pass over their bytes, and parsed as they are read."""
+"""Text files of many records: indexed by a pass over the bytes, and parsed as they are read."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ..unchanged import Identity, require_same
 from ..validation import Array
 from ..view import CommunicatorView, require_ranks
 
-BLOCK = 1 << 20  #: bytes that a pass looks at together
+BLOCK = 1 << 20  #: bytes searched at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-LARGEST_SPACE = ord(" ")  #: no byte up to this one is seen in a text
-MOST_DIGITS = 18  #: of a number that int64 holds in any case
-SHOWN = 40  #: bytes of a token that an error shows
+LARGEST_SPACE = ord(" ")  #: all bytes up to this are blank
+MOST_DIGITS = 18  #: digits of any number in int64
+SHOWN = 40  #: bytes of a token shown in an error
 
 Result = TypeVar("Result")
 
 
 class TextFile:
-    """A text file in memory-mapped pages: its lines by their place, and errors that name them.
+    """A memory-mapped text file: lines by place, and errors that name a line.
 
     Args:
-        path: of a file that is not empty. A byte order mark at its beginning is not part of it.
+        path: of a file that is not empty. A byte order mark at the beginning is skipped.
     Raises:
-        UserError: it cannot be read, is no regular file, or is empty.
+        UserError: the file cannot be read, is no regular file, or is empty.
 
-    Nothing is read here. A pickled one is opened anew. Local.
+    The constructor reads nothing. A pickled TextFile is reopened on loading, if unchanged. Local.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class TextFile:
             raise UserError(f"{self.name} is empty")
         self._mapping = mapping
         self.pages, self.size = mapping.pages, mapping.end
-        self.bytes = np.asarray(self.bytes)  # whose parts are made in a tenth of the time
+        self.bytes = np.asarray(self.bytes)  # slicing a plain array is ten times as fast
         self.begin = len(BYTE_ORDER_MARK) * (self.pages[:3] == BYTE_ORDER_MARK)
 
     def __reduce__(self) -> Any:
@@ -63,27 +63,29 @@ class TextFile:
         return file
 
     def require_whole(self) -> None:
-        """Raise a UserError where the file has become shorter. Local; one system call."""
+        """Raise a UserError if the file has become shorter. Local. Cost: a system call."""
         self._mapping.require_whole(self.name)
 
     def require_unchanged(self) -> None:
-        """Raise a UserError where the file has become shorter or was written to. Local; some
-        microseconds, once a minibatch."""
+        """Raise a UserError if the file has become shorter or was written to.
+
+        Local. Cost: some microseconds, once a minibatch.
+        """
         self._mapping.require_unchanged(self.name)
 
     def blocks(self, begin: int, end: int) -> Iterator[tuple[int, Array]]:
-        """Parts of the file, one after the other: where each begins, and its bytes."""
+        """Yield consecutive parts of the file: the place of each, and its bytes."""
         for at in range(begin, end, BLOCK):
             self.require_unchanged()
             yield at, self.bytes[at : min(at + BLOCK, end)]
 
     def line_begins(self, comm: CommunicatorView | None = None) -> IndexArray:
-        """Where the lines begin: int64 [lines].
+        """Return the places of the first bytes of all lines: int64 [lines].
 
         Args:
-            comm: each of its ranks looks through its part of the bytes; None: this one does alone.
+            comm: each rank searches its part of the bytes; None: this rank searches all.
 
-        Collective over `comm`. Cost: one pass over the bytes, and 8 bytes a line.
+        Collective over `comm`. Cost: one pass over the bytes; memory: 8 bytes a line.
         """
 
         def newlines(begin: int, end: int) -> IndexArray:
@@ -94,7 +96,7 @@ class TextFile:
         return begins[begins < self.size]
 
     def without_blank(self, begins: IndexArray, comment: bytes) -> IndexArray:
-        """Leave out the lines that hold nothing, or only comments: what is left of `begins`."""
+        """Return `begins` without lines that are blank or hold only comments."""
         first, keep = self.bytes[begins], np.ones(len(begins), bool)
         second = self.bytes[np.minimum(begins + 1, self.size - 1)]
         comments = (first == comment[0]) & (second == comment[1] if len(comment) > 1 else True)
@@ -105,39 +107,38 @@ class TextFile:
         return begins[keep]
 
     def line(self, begin: int) -> bytes:
-        """The line that begins at a byte, without its end; as `text`. Local."""
+        """Return the line that begins at a place, without its line end. Errors as for `text`."""
         self.require_whole()
         end = self.pages.find(b"\n", begin)
         return self.text(begin, self.size if end < 0 else end)
 
     def text(self, begin: int, end: int) -> bytes:
-        """A part of the file, such as a record.
+        """Return a part of the file, such as a record. Local.
 
         Raises:
             UserError: the file has become shorter, or the part would not fit into memory.
-
-        Local.
         """
         self.require_whole()
         require_memory(f"{self.name}: the record that begins at byte {begin}", end - begin)
         return self.pages[begin:end]
 
     def numbers_at(self, places: IndexArray, end: int) -> tuple[IndexArray, IndexArray]:
-        """The whole numbers that stand at some places of the file, in decimal digits.
+        """Parse the whole numbers at some places of the file, in decimal digits.
 
         Args:
             places: of their first digits, each below `end`.
-            end: no digit is looked for from here on.
+            end: digits from here on are ignored.
         Returns:
-            int64 [places] the numbers; int64 [places] how many digits they have, 19 where these are
-            more than 18: then the number is that of the first 18.
+            int64 [places], the numbers; int64 [places], their numbers of digits, or 19 for more
+            than 18
+            digits: the number is then made of the first 18.
         """
         values, digits = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
         going_on = np.arange(len(places))
         for count in range(MOST_DIGITS + 1):
             at = places[going_on] + count
             going_on, at = going_on[at < end], at[at < end]
-            digit = self.bytes[at] - np.uint8(ord("0"))  # wraps around where it is none
+            digit = self.bytes[at] - np.uint8(ord("0"))  # wraps around if not a digit
             going_on, digit = going_on[digit <= 9], digit[digit <= 9]
             if not len(going_on):
                 break
@@ -147,20 +148,20 @@ class TextFile:
         return values, digits
 
     def wrong(self, begin: int, problem: str) -> UserError:
-        """The error that names the line that begins at a byte, and what is wrong with it.
+        """Return an error that names the line beginning at a place, and the problem in this line.
 
-        Lines are counted from 1, bytes from 0. Cost: a pass over the bytes before it.
+        Lines are counted from 1, bytes from 0. Cost: a pass over the bytes before the line.
         """
         before = sum(np.count_nonzero(part == ord("\n")) for _, part in self.blocks(0, begin))
         return UserError(f"{self.name}, line {before + 1} (byte {begin}): {problem}")
 
 
 def open_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> TextFile:
-    """Open a text file on one rank, or the same one on all.
+    """Open a text file on this rank, or the same file on all ranks.
 
     Raises:
-        UserError: see `TextFile`; a SharedError on all ranks of `comm`, also where their files
-            have other sizes.
+        UserError: see `TextFile`. A SharedError on all ranks of `comm`, also if the sizes of their
+            files differ.
 
     Collective over `comm`.
     """
@@ -173,7 +174,7 @@ def open_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> Te
 
 
 def together(prepare: Callable[[], Result], comm: CommunicatorView | None) -> Result:
-    """Call `prepare`; where it raises a UserError on any rank of `comm`, all raise. Collective."""
+    """Call `prepare`; if any rank of `comm` raises a UserError, all ranks raise. Collective."""
     if comm is None:
         return prepare()
     done, problem = [], None
@@ -188,11 +189,11 @@ def together(prepare: Callable[[], Result], comm: CommunicatorView | None) -> Re
 def split_over_ranks(
     find: Callable[[int, int], Array], count: int, comm: CommunicatorView | None
 ) -> Array:
-    """What `find(0, count)` returns, found by all ranks of `comm`, each in its part of the range.
+    """Return `find(0, count)`, computed by all ranks of `comm`, each for its part of the range.
 
     Args:
-        find: given begin and end, returns an array; those of adjoining parts, joined, are that of
-            the whole.
+        find: returns an array for a range (begin, end). The arrays of adjoining ranges, joined, are
+            the array of the whole.
 
     Collective over `comm`.
     """
@@ -205,15 +206,15 @@ def split_over_ranks(
 
 
 def shown_token(token: bytes) -> str:
-    """A token of a file as errors show it, in one line and not too long."""
+    """Format a token of a file for an error: in a single line, and not too long."""
     return repr(token[:SHOWN])[1:] + ("..." if len(token) > SHOWN else "")
 
 
 def finite_number(token: bytes) -> float:
-    """The number that a token is.
+    """Parse a finite number.
 
     Raises:
-        ValueError: it is none, or not finite. (Nor are Python's underscores in numbers.)
+        ValueError: the token is no number, or not finite, or has underscores, as Python allows.
     """
     value = float(token)
     if b"_" in token or not math.isfinite(value):
@@ -222,10 +223,10 @@ def finite_number(token: bytes) -> float:
 
 
 def whole_number(token: bytes) -> int:
-    """The whole number that a token is, as 3, -1, 3.0 or 1e3.
+    """Parse a whole number, such as 3, -1, 3.0 or 1e3.
 
     Raises:
-        ValueError: it is none, or too large for int64.
+        ValueError: the token is no whole number, or too large for int64.
     """
     try:
         value = int(token)
