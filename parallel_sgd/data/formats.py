@@ -29,7 +29,7 @@ from .readers.files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz
 from .readers.idx import is_idx
 from .readers.image_folder import ImageFolder, has_image_parts, image_folders, images_skipped
 from .readers.libsvm import load_libsvm
-from .readers.parts import both_parts, named
+from .readers.parts import both_parts_problem, named
 from .readers.tables import (
     arrow_parts,
     arrow_skipped,
@@ -137,7 +137,7 @@ def load(
     """
     name, place = _format_of(path, format)
     if _has_both(name, place, options):
-        raise UserError(both_parts(place))
+        raise UserError(both_parts_problem(place))
     return _load(name, path, labels, options)
 
 

@@ -32,7 +32,7 @@ class Items(Dataset):
         ):
             raise UserError(f"items must have a length, and pairs (x, y): it is {kind_of(items)}")
         self.items = items
-        self._none: tuple[Array, Array] | None = None
+        self._empty_pair: tuple[Array, Array] | None = None
         #: of the first item read: True if y is integers, and its index
         self._integers: tuple[bool, int] | None = None
 
@@ -78,10 +78,10 @@ class Items(Dataset):
     def _empty(self) -> tuple[Array, Array]:
         if len(self) == 0:
             return np.empty((0,), np.float32), np.empty((0,), np.int64)
-        if self._none is None:
+        if self._empty_pair is None:
             x, y = self._stored(np.zeros(1, np.int64))
-            self._none = x[:0], y[:0]
-        return self._none
+            self._empty_pair = x[:0], y[:0]
+        return self._empty_pair
 
     def __repr__(self) -> str:
         return f"Items({type(self.items).__name__} of {len(self)} samples)"

@@ -210,13 +210,11 @@ def _moments(x: Array) -> Array:
     return np.stack([samples, mean, squares, x.min(axis=0), x.max(axis=0)])
 
 
-def _merged(one: Array, other: Array) -> Array:
+def _merged(a: Array, b: Array) -> Array:
     """Merge the moments of two sets of samples (Chan, Golub and LeVeque, 1979)."""
-    samples = one[0] + other[0]
+    samples = a[0] + b[0]
     with np.errstate(over="ignore", invalid="ignore"):
-        difference = other[1] - one[1]
-        mean = one[1] + difference * (other[0] / samples)
-        squares = one[2] + other[2] + difference**2 * (one[0] * other[0] / samples)
-    return np.stack(
-        [samples, mean, squares, np.minimum(one[3], other[3]), np.maximum(one[4], other[4])]
-    )
+        difference = b[1] - a[1]
+        mean = a[1] + difference * (b[0] / samples)
+        squares = a[2] + b[2] + difference**2 * (a[0] * b[0] / samples)
+    return np.stack([samples, mean, squares, np.minimum(a[3], b[3]), np.maximum(a[4], b[4])])

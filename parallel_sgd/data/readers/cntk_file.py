@@ -103,49 +103,49 @@ class CNTKFile:
         found: dict[str, list[Sample]] = {name: [] for name in self.streams}
         at = begin
         for line in self.file.text(begin, end).split(b"\n"):
-            for name, sample in self._of_line(line, at):
+            for name, sample in self._line_samples(line, at):
                 one = single or self.streams[name].per_sequence
                 if found[name] and (one or found[name][-1].line == at):
-                    raise self.file.wrong(at, self._twice(name, single, one))
+                    raise self.file.error_at(at, self._repeated_problem(name, single, one))
                 found[name].append(sample)
             at += len(line) + 1
         missing = [name for name, samples in found.items() if not samples]
         if missing:
-            raise self.missing(begin, missing[0])
+            raise self.missing_error(begin, missing[0])
         return found
 
-    def _of_line(self, line: bytes, at: int) -> list[tuple[str, Sample]]:
+    def _line_samples(self, line: bytes, at: int) -> list[tuple[str, Sample]]:
         """Return the samples of a line, each with the name of its stream, without comments."""
         head, *fields = line.split(b"|")
         head = head.rstrip()  # the index ignores an id after spaces
         if head and not (self._has_ids and head.isdigit()):
             if head.isdigit():
                 problem = f"has the sequence id {shown_token(head)}, but the first line has none"
-                raise self.file.wrong(at, problem)
+                raise self.file.error_at(at, problem)
             required = 'must begin with a sequence id or "|"'
-            raise self.file.wrong(at, f"{required}: it begins with {shown_token(head)}")
+            raise self.file.error_at(at, f"{required}: it begins with {shown_token(head)}")
         samples = []
         for field in fields:
             if field.startswith(b"#"):
                 continue
             name, *values = field.split(None, 1)[:2] or [b""]
             if not name or not field.startswith(name):
-                raise self.file.wrong(at, 'the name of a stream must follow "|"')
+                raise self.file.error_at(at, 'the name of a stream must follow "|"')
             if name not in self._names:
-                raise self.file.wrong(at, self._unknown(name))
+                raise self.file.error_at(at, self._unknown_problem(name))
             known = self._names[name]
             if known is not None:
                 samples.append((known, Sample(values[0] if values else b"", at)))
         return samples
 
-    def missing(self, begin: int, name: str) -> UserError:
-        return self.file.wrong(begin, f"the sequence has no sample of {name!r}")
+    def missing_error(self, begin: int, name: str) -> UserError:
+        return self.file.error_at(begin, f"the sequence has no sample of {name!r}")
 
-    def _unknown(self, name: bytes) -> str:
+    def _unknown_problem(self, name: bytes) -> str:
         known = ", ".join(alias.decode() for alias in self._names)
         return f"stream {shown_token(name)} is none of {known} (None as a stream skips it)"
 
-    def _twice(self, name: str, single: bool, one: bool) -> str:
+    def _repeated_problem(self, name: str, single: bool, one: bool) -> str:
         if not one:
             return f"a line has two samples of {name!r}"
         hint = " (load_cntk_sequences reads sequences)" if single else ""
@@ -174,7 +174,7 @@ class CNTKFile:
             first = after
         found = np.concatenate(counts)
         if not found.all():
-            raise self.missing(int(self.begins[begin + found.argmin()]), self.x)
+            raise self.missing_error(int(self.begins[begin + found.argmin()]), self.x)
         return found
 
 
@@ -183,5 +183,5 @@ def _line_ids(file: TextFile, begins: IndexArray) -> IndexArray:
     ids, digits = file.numbers_at(begins, file.size)
     if (digits > MOST_DIGITS).any():
         begin = int(begins[(digits > MOST_DIGITS).argmax()])
-        raise file.wrong(begin, f"its sequence id must be less than 10**{MOST_DIGITS}")
+        raise file.error_at(begin, f"its sequence id must be less than 10**{MOST_DIGITS}")
     return np.where(digits > 0, ids, -1)

@@ -76,8 +76,8 @@ class Stream(ABC):
             for sample in samples:
                 try:
                     self._read([sample.text], kind)
-                except _BadSample as wrong:
-                    raise file.wrong(sample.line, str(wrong)) from None
+                except _BadSample as error:
+                    raise file.error_at(sample.line, str(error)) from None
             raise
 
     def _read(self, texts: list[bytes], kind: np.dtype[Any]) -> Array:

@@ -44,7 +44,7 @@ class Header(Protocol):
 USUAL_Y = ("y", "label", "target")
 
 
-def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
+def checked_names(argument: str, names: Any, file: Header) -> tuple[str, ...]:
     """Check the columns named by the user: they exist and hold numbers.
 
     Returns:
@@ -80,7 +80,7 @@ def default_y(file: Header) -> tuple[str, ...]:
     """Return the default column for y; raise a UserError if there is none."""
     for name in USUAL_Y:
         if name in file.columns:
-            return chosen("y", name, file)
+            return checked_names("y", name, file)
     raise UserError(
         f"y must name a column of {file.path}, which has no {' or '.join(map(repr, USUAL_Y))}: it "
         f"has {shown(list(file.columns))}"
@@ -90,8 +90,8 @@ def default_y(file: Header) -> tuple[str, ...]:
 def default_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
     """Return the default columns for x, without index columns; raise a UserError if none."""
     if "x" in file.columns and "x" not in y:
-        return chosen("x", "x", file)
+        return checked_names("x", "x", file)
     rest = [name for name in file.columns if name not in y and name not in file.indexes]
     if not rest:
         raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
-    return chosen("x", rest, file)
+    return checked_names("x", rest, file)

@@ -16,7 +16,7 @@ from ...validation import integer, require_memory, shown
 from ..dataset import Dataset
 from ..validation import Array, DType, checked_inputs, checked_targets, float_dtype
 from .column_files import ColumnFile
-from .column_names import chosen, default_x, default_y
+from .column_names import checked_names, default_x, default_y
 
 MOST_BYTES = 1 << 30
 
@@ -73,19 +73,21 @@ class Columns(Dataset):
         self.files = tuple(files)
         self.most_bytes = integer("most_bytes", most_bytes, 1)
         first = self.files[0]
-        self.y_columns = default_y(first) if y is None else chosen("y", y, first)
-        self.x_columns = default_x(first, self.y_columns) if x is None else chosen("x", x, first)
+        self.y_columns = default_y(first) if y is None else checked_names("y", y, first)
+        self.x_columns = (
+            default_x(first, self.y_columns) if x is None else checked_names("x", x, first)
+        )
         for file in self.files[1:]:
             self._require_equal(file)
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
         rows = [file.rows[group] for file, group in self._groups]
         self._ends = np.array(list(accumulate(rows)), np.int64)
         self._lock = Lock()  # a data set may be shared by ranks that are threads
-        self._none = (
+        self._empty_pair = (
             self._empty(self.x_columns),
             self._empty(self.y_columns, vector=isinstance(y, str | None)),
         )
-        bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._none)
+        bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._empty_pair)
         self._fits = bytes_a_row * len(self) <= self.most_bytes
         if self._fits:
             require_memory(repr(self), bytes_a_row * len(self))
@@ -113,11 +115,11 @@ class Columns(Dataset):
         try:
             return self._checked(self.y_name, stored, indexes, kind, classes)
         except UserError:
-            self._find_wrong(stored, indexes, kind, classes)
+            self._raise_with_row(stored, indexes, kind, classes)
             raise
 
     def targets(self, indexes: Array) -> Array:
-        y = np.empty((len(indexes), *self._none[1].shape[1:]), self._none[1].dtype)
+        y = np.empty((len(indexes), *self._empty_pair[1].shape[1:]), self._empty_pair[1].dtype)
         for number, places, rows in self._where(np.asarray(indexes)):
             with self._lock:
                 kept = self._kept.get(number)
@@ -128,20 +130,20 @@ class Columns(Dataset):
     def _gathered(self, indexes: Array) -> Pair:
         """Return the samples as stored, [m, …]."""
         if self._fits:
-            x, y = self._with(indexes)
+            x, y = self._all_with(indexes)
             return x[indexes], y[indexes]
-        x, y = (np.empty((len(indexes), *a.shape[1:]), a.dtype) for a in self._none)
+        x, y = (np.empty((len(indexes), *a.shape[1:]), a.dtype) for a in self._empty_pair)
         for number, places, rows in self._where(indexes):
             group = self._decoded(number)
             x[places], y[places] = group[0][rows], group[1][rows]
         return x, y
 
-    def _with(self, indexes: Array) -> Pair:
+    def _all_with(self, indexes: Array) -> Pair:
         """Return arrays of all samples, with at least the groups of these indexes decoded."""
         with self._lock:
             if self._all is None:
-                shapes = ((len(self), *a.shape[1:]) for a in self._none)
-                x, y = map(np.empty, shapes, (a.dtype for a in self._none))
+                shapes = ((len(self), *a.shape[1:]) for a in self._empty_pair)
+                x, y = map(np.empty, shapes, (a.dtype for a in self._empty_pair))
                 self._all = x, y
             if len(self._kept) < len(self._groups):
                 for number in np.unique(self._ends.searchsorted(indexes, side="right")).tolist():
@@ -191,7 +193,7 @@ class Columns(Dataset):
         x = checked_inputs(f"{y_name[:-1]}x", stored[0], indexes, kind)
         return x, checked_targets(y_name, stored[1], indexes, kind, classes)
 
-    def _find_wrong(
+    def _raise_with_row(
         self, stored: Pair, indexes: Array, kind: np.dtype[Any] | None, classes: int | None
     ) -> None:
         """Raise the error of a bad sample, with its file and its row in the file."""
@@ -207,7 +209,7 @@ class Columns(Dataset):
         arrays = iter(file.read(group, [name for names in columns for name in names]))
         stored = []
         for names in columns:
-            like = self._none[names is self.y_columns]
+            like = self._empty_pair[names is self.y_columns]
             own = [next(arrays) for _ in names]
             rows = own[0] if len(own) == 1 else np.stack(own, axis=1)
             if rows.ndim < like.ndim:

@@ -96,11 +96,13 @@ class CSVFile:
             while block := [*islice(rows, ROWS)]:
                 for line, cells in block:
                     if len(cells) != width:
-                        raise self.wrong(line, f"{len(cells)} cells: must be {width}, as in line 1")
+                        raise self.error_at(
+                            line, f"{len(cells)} cells: must be {width}, as in line 1"
+                        )
                 columns = [*zip(*(cells for _, cells in block), strict=True)]
                 yield [line for line, _ in block], [columns[place] for place in places]
 
-    def wrong(self, line: int, problem: str) -> UserError:
+    def error_at(self, line: int, problem: str) -> UserError:
         return UserError(f"{self.path}, line {line}: {problem}")
 
     def _file(self) -> IO[bytes]:
@@ -153,10 +155,10 @@ def numbers_of(file: CSVFile, name: str, lines: list[int], cells: Sequence[str])
         for line, cell in zip(lines, cells, strict=True):
             if is_missing(cell):
                 held = f"is missing ({cell!r})" if cell else "is missing"
-                raise file.wrong(line, f"column {name!r} {held}: must be a number")
+                raise file.error_at(line, f"column {name!r} {held}: must be a number")
             if not _is_number(cell):
                 problem = f"column {name!r} is {shown(cell)}: must be a number"
-                raise file.wrong(line, f"{problem}, or the column left out by x=")
+                raise file.error_at(line, f"{problem}, or the column left out by x=")
         raise AssertionError("all cells are numbers")
     return numbers
 
@@ -177,20 +179,20 @@ class Target:
         if not listed or not all(isinstance(one, str) for one in given):
             raise UserError(f"names={shown(names)} must be a list of names of classes")
         self.name, self.names = name, None if names is None else tuple(names)
-        self._places: dict[str, int] = {}  #: distinct cells and their numbers
+        self._distinct: dict[str, int] = {}  #: distinct cells and their numbers
         self._firsts: list[tuple[CSVFile, int]] = []  #: first place of each cell
         self._found: list[Array] = []
 
     def add(self, file: CSVFile, lines: list[int], cells: Sequence[str]) -> None:
         """Add some more cells; raise a UserError if a cell is missing."""
-        known, found = self._places, np.empty(len(cells), np.int64)
+        known, found = self._distinct, np.empty(len(cells), np.int64)
         for row, cell in enumerate(cells):
             place = known.setdefault(cell, len(known))
             if place == len(self._firsts):
                 self._firsts.append((file, lines[row]))
                 if is_missing(cell):
                     held = f"is missing ({cell!r})" if cell else "is missing"
-                    raise file.wrong(lines[row], f"column {self.name!r} {held}")
+                    raise file.error_at(lines[row], f"column {self.name!r} {held}")
             found[row] = place
         self._found.append(found)
 
@@ -200,7 +202,7 @@ class Target:
         Raises:
             UserError: cells mix numbers and names, or a cell is not among the given names.
         """
-        cells = [cell.strip() for cell in self._places]
+        cells = [cell.strip() for cell in self._distinct]
         values = None if self.names is not None else _numbers(cells)
         if values is None:
             values = self._labels(cells)
@@ -214,7 +216,7 @@ class Target:
             if any(numbers):
                 other = numbers.index(False)
                 file, line = self._firsts[other]
-                raise file.wrong(
+                raise file.error_at(
                     line,
                     f"column {self.name!r} is {shown(cells[other])}: must be a number, as "
                     f"{shown(cells[numbers.index(True)])} is, or all must be names",
@@ -224,7 +226,9 @@ class Target:
         for (file, line), cell in zip(self._firsts, cells, strict=True):
             if cell not in labels:
                 known = shown(list(self.names))
-                raise file.wrong(line, f"column {self.name!r} is {shown(cell)}: must be of {known}")
+                raise file.error_at(
+                    line, f"column {self.name!r} is {shown(cell)}: must be of {known}"
+                )
         return np.array([labels[cell] for cell in cells], np.int64)
 
 

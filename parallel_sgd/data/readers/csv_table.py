@@ -12,7 +12,7 @@ import numpy as np
 from ...validation import require_use, shown
 from ..dataset import Arrays
 from ..validation import Array
-from .column_names import chosen, default_x, default_y
+from .column_names import checked_names, default_x, default_y
 from .columns import Names
 from .csv_file import CSVFile, Target, numbers_of
 from .parts import Parts, named
@@ -40,13 +40,17 @@ class CSVTable(Arrays):
         names: Sequence[str] | None = None,
     ) -> None:
         first = files[0]
-        self.y_columns = default_y(first) if y is None else chosen("y", _places(first, y), first)
+        self.y_columns = (
+            default_y(first) if y is None else checked_names("y", _names_of(first, y), first)
+        )
         self.x_columns = (
-            default_x(first, self.y_columns) if x is None else chosen("x", _places(first, x), first)
+            default_x(first, self.y_columns)
+            if x is None
+            else checked_names("x", _names_of(first, x), first)
         )
         for file in files[1:]:
-            chosen("y", self.y_columns, file)
-            chosen("x", self.x_columns, file)
+            checked_names("y", self.y_columns, file)
+            checked_names("x", self.x_columns, file)
         alone = isinstance(y, str | int | None)
         require_use("names", names, None, alone, "a single column as y")
         target = Target(self.y_columns[0], names) if alone else None
@@ -176,7 +180,7 @@ def _parts(path: Path) -> Parts | None:
     return parts_in(path, CSV)
 
 
-def _places(file: CSVFile, columns: Columns) -> Any:
+def _names_of(file: CSVFile, columns: Columns) -> Any:
     """Convert numbers of columns to their names; anything else is returned as given."""
     if isinstance(columns, str) or not isinstance(columns, int | list | tuple):
         return columns

@@ -18,7 +18,7 @@ from ..dataset import Dataset
 from ..unchanged import Identity, identity_of, reopened
 from ..validation import Array, DType, checked_labels, float_dtype
 from .images import LARGEST_BYTE
-from .parts import REQUIRED, Parts, both_parts, files_below, is_system_file, named, parts_of
+from .parts import REQUIRED, Parts, both_parts_problem, files_below, is_system_file, named, parts_of
 
 #: Suffixes of images. The permitted DECODERS of Pillow run no external programs.
 SUFFIXES = (
@@ -207,12 +207,12 @@ def _parts_in(folder: Path) -> Parts | None:
     """Return the parts of a folder; None if its folders are classes, or if it is unreadable."""
     try:
         found = _folders(folder)
-        says = {path: named(path.name).kind for path in found}
-        if not {"test", "validation"} & set(says.values()):
-            train = [path for path, kind in says.items() if kind == "train"]
+        kinds = {path: named(path.name).kind for path in found}
+        if not {"test", "validation"} & set(kinds.values()):
+            train = [path for path, kind in kinds.items() if kind == "train"]
             if not any(map(_folders, train)):
                 return None  # "train" may be a class, beside bus and car
-        return parts_of(folder, [p for p in found if says[p] or _holds_images(p)], classes=True)
+        return parts_of(folder, [p for p in found if kinds[p] or _holds_images(p)], classes=True)
     except OSError:  # reported when the folder is read
         return None
 
@@ -293,7 +293,7 @@ def _require_classes(folder: Path) -> None:
     except UserError as error:
         raise UserError(f"{error}; or give names= of all, if these are classes") from None
     if parts is not None:
-        raise UserError(both_parts(folder))
+        raise UserError(both_parts_problem(folder))
     only = [path for path in _folders(folder) if named(path.name).kind and _folders(path)]
     if only and len(only) == len(_folders(folder)):
         raise UserError(

@@ -102,7 +102,7 @@ class LibSVM(Dataset):
         for row, index in enumerate(indexes):
             _, query, _ = self._split(int(index))
             if query is None:
-                raise self._wrong(int(index), "has no qid: after its label")
+                raise self._error_at(int(index), "has no qid: after its label")
             found[row] = query
         return found
 
@@ -110,21 +110,21 @@ class LibSVM(Dataset):
         """Split a line into label, query number (or None), and unparsed features."""
         line, _, _ = self._file.line(int(self._begins[index])).partition(b"#")
         if b"_" in line:  # Python accepts "_" in numbers
-            raise self._wrong(index, 'must hold numbers only: it has "_"')
+            raise self._error_at(index, 'must hold numbers only: it has "_"')
         tokens = line.split()
         label = b""
         if tokens and b":" not in tokens[0]:
             label = tokens.pop(0)
         elif self._target != "labels":
             first = shown_token(tokens[0]) if tokens else "nothing"
-            raise self._wrong(index, f"must begin with a label: it begins with {first}")
+            raise self._error_at(index, f"must begin with a label: it begins with {first}")
         if not (tokens and tokens[0].startswith(QUERY)):
             return label, None, tokens
         try:
             return label, whole_number(tokens[0].removeprefix(QUERY)), tokens[1:]
         except ValueError:
             problem = f"{shown_token(tokens[0])} must be qid: and a whole number"
-            raise self._wrong(index, problem) from None
+            raise self._error_at(index, problem) from None
 
     def _record(self, index: int, kind: np.dtype[Any]) -> tuple[list[float], IndexArray, Array]:
         """Parse and check a sample: labels, columns and values."""
@@ -135,16 +135,18 @@ class LibSVM(Dataset):
             numbers = np.array([*map(int, names)], np.int64)
             exact = np.array([*map(float, exacts)], np.float64)
         except (ValueError, OverflowError):
-            raise self._wrong(index, _bad_pair(pairs)) from None
+            raise self._error_at(index, _bad_pair(pairs)) from None
         columns = numbers - self._base
         if len(columns):
             back = np.diff(columns) <= 0
             if back.any():
                 last, here = numbers[back.argmax()], numbers[back.argmax() + 1]
-                raise self._wrong(index, f"index {here} follows {last}: must be in ascending order")
+                raise self._error_at(
+                    index, f"index {here} follows {last}: must be in ascending order"
+                )
             bad = (columns < 0) | (columns >= self.features)
             if bad.any():
-                raise self._wrong(
+                raise self._error_at(
                     index,
                     f"index {numbers[bad.argmax()]} is out of range: must be from {self._base} to "
                     f"{self.features - 1 + self._base}{self._hint(columns)}",
@@ -153,7 +155,7 @@ class LibSVM(Dataset):
             values = exact.astype(kind)
         if not np.isfinite(values).all():
             pair = shown_token(pairs[int((~np.isfinite(values)).argmax())])
-            raise self._wrong(index, f"{pair} must be a finite number, in {kind}")
+            raise self._error_at(index, f"{pair} must be a finite number, in {kind}")
         return self._labels(index, label), columns, values
 
     def _hint(self, columns: IndexArray) -> str:
@@ -174,17 +176,17 @@ class LibSVM(Dataset):
                 tokens = label.split(b",") if label else []
             labels = [whole_number(token) for token in tokens]
         except ValueError:
-            raise self._wrong(index, f"label {shown_token(label)} must be {required}") from None
-        return [self._class(index, one) for one in labels]
+            raise self._error_at(index, f"label {shown_token(label)} must be {required}") from None
+        return [self._label_number(index, one) for one in labels]
 
-    def _class(self, index: int, label: int) -> int:
+    def _label_number(self, index: int, label: int) -> int:
         if self._place:
             if label not in self._place:
                 known = shown(list(self._place))
-                raise self._wrong(index, f"label {label} must be one of classes={known}")
+                raise self._error_at(index, f"label {label} must be one of classes={known}")
             return self._place[label]
         if self._count is not None and not 0 <= label < self._count:
-            raise self._wrong(index, f"label {label} must be from 0 to {self._count - 1}")
+            raise self._error_at(index, f"label {label} must be from 0 to {self._count - 1}")
         return label
 
     def _targets(self, labels: list[list[float]]) -> Array:
@@ -196,8 +198,8 @@ class LibSVM(Dataset):
         stored = np.array(labels, np.float64 if self._target == "value" else np.int64)
         return stored.reshape(len(labels))
 
-    def _wrong(self, index: int, problem: str) -> UserError:
-        return self._file.wrong(int(self._begins[index]), problem)
+    def _error_at(self, index: int, problem: str) -> UserError:
+        return self._file.error_at(int(self._begins[index]), problem)
 
     def __repr__(self) -> str:
         return f"LibSVM({self._file.name}: {len(self)} samples of {self.features} features)"

@@ -27,7 +27,7 @@ def largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
         last = colons.searchsorted(ends) - 1
         here = last >= 0
         places, lines = colons[last[here]], lines[here]
-        largest = max(largest, _before(part, places[places > lines]))
+        largest = max(largest, _largest_before(part, places[places > lines]))
     return np.array([largest])
 
 
@@ -42,7 +42,7 @@ def _ends(part: Array, begins: IndexArray) -> IndexArray:
     return ends
 
 
-def _before(part: Array, places: IndexArray) -> int:
+def _largest_before(part: Array, places: IndexArray) -> int:
     """Return the largest of the whole numbers that end just before the given places."""
     values, scale = np.zeros(len(places), np.int64), 1
     for _ in range(MOST_DIGITS):

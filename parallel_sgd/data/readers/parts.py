@@ -79,7 +79,7 @@ def named(name: str) -> Named:
 REQUIRED = "one part to train on and one to test on, named so (train, test, validation, dev …)"
 
 
-def both_parts(place: Path) -> str:
+def both_parts_problem(place: Path) -> str:
     """Return the error for a folder with two parts if a single data set was requested."""
     return f"{place} holds data to train on and data to test on: data.load_train_test gives both"
 
@@ -114,17 +114,19 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
 
     Local.
     """
-    says = {path: named(_stem(path)) for path in sorted(entries)}
+    parsed = {path: named(_stem(path)) for path in sorted(entries)}
     if classes:
-        says = _parts_alone(says)
-    of_kind = {kind: [p for p, said in says.items() if said.kind == kind] for kind in (*WORDS, "")}
+        parsed = _without_classes(parsed)
+    of_kind = {
+        kind: [p for p, part in parsed.items() if part.kind == kind] for kind in (*WORDS, "")
+    }
     train, validation, test, others = of_kind.values()
     if not (train or validation or test) or sum(map(bool, of_kind.values())) == 1:
         return None
-    twice = any(len({says[path].word for path in of_kind[kind]}) > 1 for kind in WORDS)
+    twice = any(len({parsed[path].word for path in of_kind[kind]}) > 1 for kind in WORDS)
     if others or twice or not train:
         held = "; ".join(
-            f"{shown([path.name for path in paths])} {_FOR[kind]}"
+            f"{shown([path.name for path in paths])} {_PURPOSES[kind]}"
             for kind, paths in of_kind.items()
             if paths
         )
@@ -134,8 +136,8 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
     return Parts(tuple(train), tuple(test or validation), tuple(validation if test else ()))
 
 
-_NEITHER = Named("", "", frozenset())
-_FOR = {
+_NO_PART = Named("", "", frozenset())
+_PURPOSES = {
     "train": "to train on",
     "validation": "to validate on",
     "test": "to test on",
@@ -145,19 +147,19 @@ _FOR = {
 
 def kinds_of(entries: Sequence[Path]) -> dict[Path, str]:
     """Return the kind of part of each entry, or "": see `parts_of` with `classes`. Local."""
-    says = {entry: named(_stem(entry)) for entry in entries}
-    return {entry: said.kind for entry, said in _parts_alone(says).items()}
+    parsed = {entry: named(_stem(entry)) for entry in entries}
+    return {entry: part.kind for entry, part in _without_classes(parsed).items()}
 
 
-def _parts_alone(says: dict[Path, Named]) -> dict[Path, Named]:
+def _without_classes(parsed: dict[Path, Named]) -> dict[Path, Named]:
     """Keep the kinds of parts, but clear the kinds of names that are a class's."""
     kinds_by_words: dict[frozenset[str], set[str]] = {}
-    for said in says.values():
-        if said.kind:
-            kinds_by_words.setdefault(said.others, set()).add(said.kind)
+    for part in parsed.values():
+        if part.kind:
+            kinds_by_words.setdefault(part.others, set()).add(part.kind)
     return {
-        path: said if not said.others or len(kinds_by_words.get(said.others, ())) > 1 else _NEITHER
-        for path, said in says.items()
+        path: part if not part.others or len(kinds_by_words.get(part.others, ())) > 1 else _NO_PART
+        for path, part in parsed.items()
     }
 
 

@@ -12,7 +12,7 @@ from ...files import reason
 from ...validation import checked_path
 from .column_files import ArrowFile, ColumnFile, ParquetFile
 from .columns import MOST_BYTES, Columns, Names
-from .parts import REQUIRED, Parts, both_parts, is_system_file, parts_of
+from .parts import REQUIRED, Parts, both_parts_problem, is_system_file, parts_of
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 
@@ -201,7 +201,7 @@ def open_files(
     except OSError as error:
         raise UserError(f"{place} cannot be read: {reason(error)}") from None
     if parts_in(place, suffixes) is not None:
-        raise UserError(both_parts(place))
+        raise UserError(both_parts_problem(place))
     files = _files(place, suffixes)
     if not files:
         raise UserError(f"{place} must hold files whose names end in {' or '.join(suffixes)}")

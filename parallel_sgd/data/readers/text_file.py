@@ -147,7 +147,7 @@ class TextFile:
             digits[going_on] += 1
         return values, digits
 
-    def wrong(self, begin: int, problem: str) -> UserError:
+    def error_at(self, begin: int, problem: str) -> UserError:
         """Return an error that names the line beginning at a place, and the problem in this line.
 
         Lines are counted from 1, bytes from 0. Cost: a pass over the bytes before the line.
