@@ -1,11 +1,11 @@
-"""Array in, array out: quantization, its inverse, and fused optimizer steps.
+"""Kernels on arrays: quantization, its inverse, and fused optimizer steps.
 
-One signature, three bodies, the same bytes: `reference` (plain NumPy, the specification), `cpu`
-(Numba) and `cuda` (CUDA C++ through CuPy); but a NaN has the bytes that a processor gives it.
-`body(array)` is the fast one for that array's kind; a body is loaded when it is first asked for, so
-importing this package costs nothing.
+There are three bodies with the same signatures and the same bytes: `reference` (plain NumPy, the
+specification), `cpu` (Numba) and `cuda` (CUDA C++ through CuPy). Only the bytes of a NaN depend on
+the processor. `body(array)` returns the fast body for an array's kind. Bodies are loaded on first
+use, so importing this package costs nothing.
 
-Every function is local (no communication), works in place where no `out` is given, and releases the
+All functions are local (no communication), work in place unless an `out` is given, and release the
 GIL on the CPU.
 """
 
@@ -42,44 +42,52 @@ Array = Any  #: a NumPy or CuPy array
 
 
 def array_module(array: Array) -> Any:
-    """The module whose functions work on `array`: numpy, or cupy for a CuPy array."""
+    """Return the module with the functions for `array`: numpy, or cupy for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
 
 
 def on_host(array: Array) -> Any:
-    """The array itself, or a NumPy copy of a CuPy array."""
+    """Return the array itself, or a NumPy copy of a CuPy array."""
     return array if array_module(array) is np else array.get()
 
 
 def empty_like(array: Array, size: int, dtype: Any = None) -> Array:
-    """An uninitialised vector on the device of `array`, well aligned, of its dtype or another."""
+    """Return an uninitialised, aligned vector on the device of `array`.
+
+    Args:
+        array: gives the device.
+        size: the number of values.
+        dtype: the array's dtype by default.
+    """
     xp = array_module(array)
     return (memory if xp is np else xp).empty(size, dtype or array.dtype)
 
 
 def zeros_like(array: Array) -> Array:
-    """A vector of zeros on the device of `array`, well aligned, of its size and dtype. On a CPU its
-    memory is taken as it is written."""
+    """Return an aligned vector of zeros on the device of `array`, of its size and dtype.
+
+    On a CPU the memory is allocated by the system as it is written.
+    """
     xp = array_module(array)
     return (memory if xp is np else xp).zeros(array.size, array.dtype)
 
 
 def on_device(array: Array) -> AbstractContextManager[Any]:
-    """In a `with` block, work on an array's GPU: a new thread of CuPy's begins on the first one."""
+    """Return a context manager that selects an array's GPU, since new threads start on GPU 0."""
     device: AbstractContextManager[Any] = array.device
     return nullcontext() if array_module(array) is np else device
 
 
 def finish_on_device(array: Array) -> None:
-    """Wait until this thread's work on an array's GPU is done: before another thread goes on."""
+    """Wait for this thread's work on an array's GPU, before another thread uses the array."""
     xp = array_module(array)
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()
 
 
 def body(array: Array) -> Any:
-    """The kernels for an array: module `cuda` for CuPy, `cpu` for NumPy."""
+    """Return the kernels for an array: module `cuda` for CuPy, `cpu` for NumPy."""
     return _load("cpu" if array_module(array) is np else "cuda")
 
 
@@ -93,8 +101,11 @@ def prepare(
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """In a `with` block, let Python look for no cyclic garbage: importing Numba and compiling make
-    many objects that stay, which Python would look through again and again."""
+    """Disable the search for cyclic garbage in a `with` block.
+
+    Importing Numba and compiling create many permanent objects, which Python would search again and
+    again.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -105,7 +116,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def row_kernels() -> Any:
-    """The kernels for rows that are found by ids: module `rows`, for NumPy arrays only."""
+    """Return the kernels for rows found by ids: module `rows`, for NumPy arrays only."""
     return _load("rows")
 
 

@@ -1,6 +1,6 @@
-"""How a flat vector is cut into blocks, and how many bytes each block takes on the wire.
+"""The blocks of a flat vector, and the wire format of quantized blocks.
 
-The wire format, which every body of the kernels writes byte for byte (all numbers little-endian):
+All bodies of the kernels write this format byte for byte (all numbers little-endian):
 
 ========  =====================================================================================
 bits      one block of L values
@@ -14,10 +14,10 @@ raw       L float32
 
 Codes of 4 and 8 bits are two's complement; unused bits of the last group are zero.
 
-A block that would be no smaller encoded than raw is raw, so nothing ever grows on the wire. Every
-size is a multiple of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have
+A block is sent raw if encoding would not make it smaller, so nothing ever grows on the wire. All
+sizes are multiples of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have
 no levels and need no blocks: a value is its two bytes. The entropy code has blocks and a format of
-its own, in which the length of a message depends on its values: see `entropy_reference`.
+its own, with a length that depends on the values: see `entropy_reference`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-GROUP = 32  #: values that are packed together, and the lanes of every sum: see `reference.lane_sum`
+GROUP = 32  #: values packed together, and the lanes of every sum: see `reference.lane_sum`
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -38,14 +38,14 @@ _LEVEL_BYTES = {1: 8, 4: 4, 8: 4}
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Consecutive blocks of a flat vector, with their places in a payload.
+    """Consecutive blocks of a flat vector, with their positions in a payload.
 
     Args:
         starts: int64 [m + 1], the index of each block's first value, then the end of the last.
         offsets: int64 [m + 1], the byte of each block's payload, then the end of the last.
 
-    Kernels take arrays that hold just these blocks: index 0 is the value ``starts[0]``, byte 0
-    the byte ``offsets[0]``. So a part of the blocks goes with the same part of the arrays.
+    Kernels take arrays with just these blocks: index 0 is the value ``starts[0]``, byte 0 the byte
+    ``offsets[0]``. Some of the blocks therefore go with the same part of the arrays.
     """
 
     starts: IndexArray
@@ -56,24 +56,24 @@ class Blocks:
 
     @property
     def values(self) -> slice:
-        """Where these blocks lie in the whole vector."""
+        """The slice of these blocks in the whole vector."""
         return slice(int(self.starts[0]), int(self.starts[-1]))
 
     @property
     def bytes(self) -> slice:
-        """Where these blocks lie in the whole payload."""
+        """The slice of these blocks in the whole payload."""
         return slice(int(self.offsets[0]), int(self.offsets[-1]))
 
     def part(self, first: int, last: int) -> Blocks:
-        """Blocks ``first`` to ``last - 1``, without a copy."""
+        """Return blocks ``first`` to ``last - 1``, without a copy."""
         return Blocks(self.starts[first : last + 1], self.offsets[first : last + 1])
 
 
 def cut(sizes: Sequence[int], block_size: int) -> IndexArray:
-    """Cut parameters that lie one behind the other into blocks.
+    """Cut consecutive parameters into blocks.
 
-    A parameter of at least ``block_size`` values begins and ends its own blocks; smaller
-    neighbours, whose scales are seldom far apart and whose levels would cost much, share theirs.
+    A parameter of at least ``block_size`` values begins and ends its own blocks. Smaller neighbours
+    share a block: their scales seldom differ much, and levels for each would be expensive.
 
     Args:
         sizes: values in each parameter, in the order of the flat vector.
@@ -95,13 +95,13 @@ def cut(sizes: Sequence[int], block_size: int) -> IndexArray:
 
 
 def payload_offsets(starts: IndexArray, bits: int) -> IndexArray:
-    """The place of every block in a payload of 1, 4 or 8 bits a value.
+    """Return the position of every block in a payload of 1, 4 or 8 bits per value.
 
     Args:
-        starts: int64 [m + 1], as `cut` returns them.
+        starts: int64 [m + 1], from `cut`.
         bits: 1, 4 or 8.
     Returns:
-        int64 [m + 1]: the byte at which each block begins, then the length of the payload.
+        int64 [m + 1]: the first byte of each block, then the length of the payload.
     """
     groups = -(-np.diff(starts) // GROUP)
     encoded = _LEVEL_BYTES[bits] + groups * (GROUP // 8) * bits

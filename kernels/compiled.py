@@ -1,4 +1,4 @@
-"""What the Numba kernels share: how they are compiled, and blocks that travel raw."""
+"""Common parts of the Numba kernels: their compilation, and raw blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reference import Array
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, keep the machine code on disk, and run without the GIL."""
+    """Compile at the first call, cache the machine code on disk, and run without the GIL."""
     kernel = njit(nogil=True, error_model="numpy")(function)
     kernel._cache = KernelCache(function)
     kernel.compile = kernel._cache.unlocking(kernel.compile)
@@ -35,7 +35,7 @@ def decode_raw(payload: Array, out: Array, byte: int, at: int, n: int, add: bool
 
 @compiled
 def block_at(starts: Array, offsets: Array, i: int) -> tuple[int, int, int, bool]:
-    """Block i: its first value, its number of values, its first byte, and whether it is raw."""
+    """Return block i: its first value, its length, its first byte, and True if it is raw."""
     n = starts[i + 1] - starts[i]
     raw = offsets[i + 1] - offsets[i] == 4 * n
     return starts[i] - starts[0], n, offsets[i] - offsets[0], raw

@@ -1,8 +1,8 @@
 """The kernels in Numba: the bytes of `reference` at the speed of memory, on one thread.
 
-The loops inside a block are vector code from `simd`. A block's second pass (packing) finds it in
-the first-level cache, where the first (sums) left it, so memory sees every value once: encoding
-at 1 bit moves 12.125 bytes a value, decoding and adding 8.125.
+The loops inside a block are vector code from `simd`. The second pass over a block (packing) finds
+the block in the first-level cache after the first pass (sums), so every value is read from memory
+once: encoding at 1 bit moves 12.125 bytes per value, decoding and adding 8.125.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _decode_bfloat16(half: Array, out: Array, add: bool) -> None:
 
 @compiled
 def _from_float16(code: int) -> Any:
-    """Shift into place and move the exponent by a multiplication, which is right for denormals."""
+    """Shift into place and correct the exponent by a multiplication, also right for denormals."""
     magnitude = _float((code & U32(0x7FFF)) << U32(13)) * F32(2.0**112)
     return _float(_word(magnitude) | ((code & U32(0x8000)) << U32(16)))
 

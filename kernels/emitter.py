@@ -1,10 +1,10 @@
-"""The vector operations that the Numba kernels are made of, as LLVM code.
+"""The vector operations of the Numba kernels, as LLVM code.
 
-Numba compiles a plain loop that packs bits to 0.5 G values/s. Written as operations on 32 values
-at once (load <32 x float>, compare, bitcast <32 x i1> to i32, select, store) LLVM turns the same
-loop into a compare-to-mask and a few masked instructions, on every processor it knows, and the
-loop runs at the speed of memory. The 32 lanes are also the order of the sums: see
-`reference.lane_sum`. `simd` holds the loops.
+Numba compiles a plain loop that packs bits to 0.5 G values/s. Written as operations on 32 values at
+once (load <32 x float>, compare, bitcast <32 x i1> to i32, select, store), LLVM turns the same loop
+into a compare-to-mask and a few masked instructions, on every processor it supports, and the loop
+runs at the speed of memory. The 32 lanes are also the order of the sums: see `reference.lane_sum`.
+`simd` holds the loops.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def vector_function(*argument_types: str, returns: types.Type = types.void) -> A
     """Make a Numba intrinsic of a function that emits code for one block.
 
     Args:
-        argument_types: the names of the arguments' kinds, only to be read: arrays stay arrays,
-            ints become int64, floats float32.
+        argument_types: the kinds of the arguments. "int" becomes int64 and "float" float32; any
+            other name is documentation, and the argument stays an array.
+        returns: the type of the result.
     """
     numba_types = {"int": types.int64, "float": types.float32}
 
@@ -71,12 +72,12 @@ def vector_function(*argument_types: str, returns: types.Type = types.void) -> A
 
 
 def every_lane(word: int) -> Value:
-    """32 times the same bits."""
+    """Return a vector with the same bits in all 32 lanes."""
     return I32X32([word] * GROUP)
 
 
 class How(Enum):
-    """What becomes of values that have been decoded."""
+    """The use of decoded values."""
 
     SET = "out = q"
     STREAM = "out = q, past the caches"
@@ -84,13 +85,13 @@ class How(Enum):
 
 
 class Emitter:
-    """The few vector operations that the kernels are made of."""
+    """The vector operations of the kernels."""
 
     def __init__(self, context: Any, builder: Any) -> None:
         self.context, self.b = context, builder
 
     def keep_apart(self) -> None:
-        """Let LLVM not put the function that this is in into others, whose registers it needs."""
+        """Prevent LLVM from inlining this function into callers, whose registers it would need."""
         self.b.function.attributes.add("noinline")
 
     def groups(self, n: Value, body: Callable[[Value, Value | None], None]) -> None:
@@ -115,7 +116,7 @@ class Emitter:
         self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()), align=align)
 
     def load(self, array: Value, index: Value, tail: Value | None) -> Value:
-        """32 floats from `index`; of a tail, zeros after its end."""
+        """Load 32 floats from `index`; in a tail, zeros after its end."""
         source = self.place(array, index, FLOAT)
         if tail is None:
             return self.vector_load(source, F32X32, 4)
@@ -133,11 +134,11 @@ class Emitter:
         *,
         streaming: bool = False,
     ) -> None:
-        """32 elements of any type to `index`; of a tail, only those before its end.
+        """Store 32 elements of any type at `index`; in a tail, only those before its end.
 
         Args:
-            streaming: past the caches, to a place at which a line begins: a store that does not
-                read its line first.
+            streaming: True to bypass the caches: a store that does not read its cache line first.
+                The address must be the start of a line.
         """
         element = value.type.element
         target = self.place(array, index, element)
@@ -153,7 +154,7 @@ class Emitter:
         self._copy(buffer, target, tail, element)
 
     def put(self, q: Value, out: Value, index: Value, tail: Value | None, how: How) -> None:
-        """32 decoded values."""
+        """Store or add 32 decoded values."""
         if how is How.ADD:
             q = self.b.fadd(self.load(out, index, tail), q)
         self.store(q, out, index, tail, streaming=how is How.STREAM)
@@ -164,12 +165,12 @@ class Emitter:
             self.b.store(value, self.place(target, loop.index, element))
 
     def bits(self, payload: Value, byte: Value) -> Value:
-        """The 32 bits at a byte, one a lane."""
+        """Load the 32 bits at a byte, one for each lane."""
         word = self.vector_load(self.place(payload, byte, I8), I32, 4)
         return self.b.bitcast(word, ir.VectorType(I1, GROUP))
 
     def fetch(self, array: Value, index: Value) -> None:
-        """Begin to load 32 floats into the first-level cache; behind the end of an array too."""
+        """Begin to load 32 floats into the first-level cache; may be beyond the end of an array."""
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         prefetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
         for line in range(0, GROUP, LINE // 4):
@@ -178,13 +179,13 @@ class Emitter:
             self.b.call(prefetch, [pointer, I32(0), I32(3), I32(1)])  # to read, keep, data
 
     def correct(self, g: Value, r: Value, index: Value, tail: Value | None) -> Value:
-        """v = g + r, which stays in r."""
+        """Return v = g + r, and store v in r."""
         v = self.b.fadd(self.load(g, index, tail), self.load(r, index, tail))
         self.store(v, r, index, tail)
         return v
 
     def inside(self, tail: Value | None) -> Value:
-        """<32 x i1>: which lanes hold values."""
+        """Return <32 x i1>: the lanes with values."""
         if tail is None:
             return ir.VectorType(I1, GROUP)([1] * GROUP)
         lanes = I32X32(list(range(GROUP)))
@@ -204,7 +205,7 @@ class Emitter:
         return self.b.shuffle_vector(low, high, ir.VectorType(I32, count)(list(range(count))))
 
     def words(self, vector: Value) -> Value:
-        """The bits of 32 floats."""
+        """Return the bits of 32 floats."""
         return self.b.bitcast(vector, I32X32)
 
     def floats(self, words: Value) -> Value:
@@ -217,17 +218,17 @@ class Emitter:
         return self.floats(self.mask(self.words(vector), 0x7FFFFFFF))
 
     def larger(self, a: Value, b: Value) -> Value:
-        """The larger of unsigned words."""
+        """Return the larger of unsigned words, by lane."""
         return self.b.select(self.b.icmp_unsigned(">", a, b), a, b)
 
     def largest_lane(self, word: Value) -> Value:
-        """The largest of 32 unsigned words."""
+        """Return the largest of 32 unsigned words."""
         for half in (16, 8, 4, 2, 1):
             word = self.larger(self.lanes(word, 0, half), self.lanes(word, half, half))
         return self.b.extract_element(word, I32(0))
 
     def accumulator(self) -> Value:
-        """32 zeros that the code may add to (LLVM keeps them in registers)."""
+        """Allocate 32 zeros to add to (LLVM keeps them in registers)."""
         place = cgutils.alloca_once(self.b, F32X32)
         self.b.store(F32X32(None), place)
         return place
@@ -238,7 +239,7 @@ class Emitter:
         self.b.store(new if where is None else self.b.select(where, new, old), accumulator)
 
     def total(self, accumulator: Value) -> Value:
-        """The 32 lanes, added by halves."""
+        """Return the sum of the 32 lanes, added by halves."""
         vector = self.b.load(accumulator, typ=F32X32)
         for half in (16, 8, 4, 2, 1):
             vector = self.b.fadd(self.lanes(vector, 0, half), self.lanes(vector, half, half))

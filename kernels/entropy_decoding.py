@@ -1,7 +1,7 @@
 """Decoding of the entropy code in Numba: messages of `entropy_reference`, 64 bits at a time.
 
-Where many values of a block are live, the values lie side by side in a first step, and are spread
-over the block by a vector instruction. Where few are, they are added one by one.
+In a block with many live values, the values are first decoded side by side, then spread over the
+block by a vector instruction. In a block with few live values, they are added one by one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .words import U64, count_bits, funnel, load_word, lowest_bit, spread_bits
 
 F32, U32 = np.float32, np.uint32
 WORDS = BLOCK // 64
-FETCHED = BLOCK // 64  #: with more live values a block is fetched whole, ahead of its turn
-SPARE = 128  #: bytes, or values, behind the end of a block that are read, or written
+FETCHED = BLOCK // 64  #: a block with more live values is prefetched as a whole
+SPARE = 128  #: bytes, or values, that may be read or written beyond the end of a block
 MOST_BYTES = 2 * BLOCK  #: of the payload of a block
 FOUR_ONES = 0x1111111111111111
 
@@ -75,7 +75,7 @@ def decode(payload: Array, out: Array, add: bool) -> Any:
         if header >> 31 or z > m or low > GROUPS or at + nbytes > total:
             return DAMAGED
         bits, bit = payload, 8 * at
-        if at + nbytes + SPARE > len(payload):  # where reading on would leave the payload
+        if at + nbytes + SPARE > len(payload):  # reading beyond the block would leave the payload
             bits, bit = aside, 0
             for j in range(nbytes):
                 aside[j] = payload[at + j]
@@ -131,7 +131,7 @@ def _is_live(payload: Array, block: int) -> bool:
 
 @compiled
 def _spread(out: Array, first: int, m: int, masks: Array, q: Array, add: bool) -> None:
-    """Add, or set, q to the places of a block that are marked."""
+    """Add q to the marked places of a block, or set these and zero the rest."""
     i = 0
     whole = m >> 6 if words.has_avx2() else 0
     for j in range(whole):
@@ -152,7 +152,7 @@ def _spread(out: Array, first: int, m: int, masks: Array, q: Array, add: bool) -
 
 @compiled
 def _take_groups(bits: Array, bit: int, end: int, z: int, m: int, masks: Array) -> Any:
-    """Which values are live, from a bit for each group of 4. The bit behind; or DAMAGED."""
+    """Read the masks of live values, from a bit for each group of 4. Return the end, or DAMAGED."""
     groups = (m + 3) >> 2
     if bit + groups > end:
         return DAMAGED
@@ -175,7 +175,7 @@ def _take_groups(bits: Array, bit: int, end: int, z: int, m: int, masks: Array) 
 
 @compiled
 def _take_masks(bits: Array, bit: int, end: int, z: int, m: int, masks: Array) -> Any:
-    """Which values are live, from a bit for each value. The bit behind these; or DAMAGED."""
+    """Read the masks of live values, from a bit for each value. Return the end, or DAMAGED."""
     if bit + m > end:
         return DAMAGED
     found = 0
@@ -192,7 +192,7 @@ def _take_gaps(
     bits: Array, bit: int, end: int, z: int, low: int, m: int, planes: Array, alive: Array,
     gaps: Array,
 ) -> Any:  # fmt: skip
-    """The gaps before live values. The bit behind these; or DAMAGED."""
+    """Read the gaps before live values. Return the end, or DAMAGED."""
     bit, used = _take_planes(bits, bit, end, z, low, m - 1, planes, alive)
     if bit < 0:
         return DAMAGED
@@ -207,7 +207,7 @@ def _take_gaps(
 def _take_sizes(
     bits: Array, bit: int, end: int, z: int, low: int, planes: Array, alive: Array, sizes: Array
 ) -> Any:  # fmt: skip
-    """How much |k| is above 1. The bit behind these; or DAMAGED."""
+    """Read |k| - 1 of live values. Return the end, or DAMAGED."""
     bit, used = _take_planes(bits, bit, end, z, low, LARGEST - 1, planes, alive)
     if bit < 0:
         return DAMAGED
@@ -225,12 +225,12 @@ def _take_sizes(
 def _take_planes(
     bits: Array, bit: int, end: int, count: int, low: int, most: int, planes: Array, alive: Array
 ) -> Any:  # fmt: skip
-    """Numbers as planes of their binary digits: plane j of chunk c in planes[16 * c + j].
+    """Read numbers as planes of their binary digits: plane j of chunk c to planes[16 * c + j].
 
-    Returns the bit behind them and the number of planes; or DAMAGED, also if the upper planes make
-    a number larger than `most`: its low planes may still do so, which callers look at. How often
-    the upper planes say 1 of a number is counted in binary, 64 numbers at a time: bit `flip` of the
-    count is in plane low + flip.
+    Returns the bit after the numbers and the number of planes; or DAMAGED. DAMAGED includes upper
+    planes of a number larger than `most`; callers check the low planes. The ones of a number in the
+    upper planes are counted in binary, 64 numbers at a time: bit `flip` of the count is in plane
+    low + flip.
     """
     chunks = (count + 63) >> 6
     if bit + count * (low + 1) > end:
@@ -247,7 +247,7 @@ def _take_planes(
     while left:
         if bit + left > end:
             return DAMAGED, 0
-        flips = 1 + lowest_bit(U64(t))  # of the bits of a count that goes from t - 1 to t
+        flips = 1 + lowest_bit(U64(t))  # bits that change as a count goes from t - 1 to t
         left = 0
         for c in range(chunks):
             before = alive[c]
@@ -271,7 +271,7 @@ def _take_planes(
 
 @compiled
 def set_bits(alive: Array, count: int) -> None:
-    """Set as many bits."""
+    """Set the lowest `count` bits."""
     for c in range(count >> 6):
         alive[c] = ~U64(0)
     if count & 63:
@@ -280,7 +280,7 @@ def set_bits(alive: Array, count: int) -> None:
 
 @compiled
 def _bits_at(bits: Array, bit: int) -> Any:
-    """64 bits from a bit on; the 16 bytes from its word on are read."""
+    """Return 64 bits from any bit. The 16 bytes from its word are read."""
     byte = (bit >> 6) << 3
     return funnel(load_word(bits, byte + 8), load_word(bits, byte), bit & 63)
 

@@ -1,8 +1,8 @@
 """Encoding of the entropy code in Numba: the bytes of `entropy_reference`, 64 values at a time.
 
-A block is quantized as it comes from memory. Then it lies in the first-level cache, as integers;
-`_squeeze` puts its live values side by side, and all later loops go over chunks of 64 of these. So
-the cost of a value that is 0 is that of quantizing it. Meanwhile the next block is fetched.
+A block is quantized as it is loaded from memory, to integers in the first-level cache. `_squeeze`
+packs the live values side by side, and all later loops run over chunks of 64 live values. So a zero
+value costs only its quantization. Meanwhile the next block is fetched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .words import (
 )
 
 F32, U32 = np.float32, np.uint32
-Stream = tuple[Any, Any, Any]  #: the next byte, the number of bits kept for it, and these
+Stream = tuple[Any, Any, Any]  #: the next byte, the number of bits kept for it, and the bits
 NO_ROOM = -2  #: in place of a length
 EIGHT_ONES = 0x0101010101010101
 
@@ -46,7 +46,7 @@ def _places_of_bits(mask: int) -> int:
 
 
 OCTETS = np.array([_places_of_bits(mask) for mask in range(256)], np.uint64)
-"""A byte for each bit of 8 that is set: its place. Then zeros."""
+"""For each 8-bit mask: the places of its set bits, a byte each, then zeros."""
 
 
 def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step: float) -> int:
@@ -61,7 +61,7 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
 
 @compiled
 def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool) -> Any:
-    """Encode with just this step. NO_ROOM: the payload is too short, and r = (v - q) + q."""
+    """Encode with exactly this step. NO_ROOM: the payload is too short, and r = (v - q) + q."""
     n, inverse = len(r), F32(1) / step
     blocks = (n + BLOCK - 1) // BLOCK
     head = 8 + 4 * ((blocks + 31) // 32)
@@ -79,10 +79,10 @@ def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool
         at = i * BLOCK
         m = min(BLOCK, n - at)
         bits_of_k = _quantize(g, r, at, m, r_ahead, inverse, step, with_gradient, k16, k8, padded)
-        r_ahead = AHEAD  # what comes next is fetched in its turn
+        r_ahead = AHEAD  # `_quantize` prefetches the next block
         if bits_of_k == 0:
             continue
-        r_ahead = 0  # what comes next is fetched here, in parts
+        r_ahead = 0  # the next block is prefetched below, in parts
 
         words.fetch_eighth(r, at + AHEAD, 0)
         size_sum = 0
@@ -160,7 +160,7 @@ def _quantize(
     g: Array, r: Array, at: int, m: int, r_ahead: int, inverse: float, step: float,
     with_gradient: bool, k16: Array, k8: Array, padded: Array,
 ) -> Any:  # fmt: skip
-    """k of a block, and its residual; the bits that any |k| has. Behind its end k = 0."""
+    """Quantize a block, with k = 0 beyond its end. Return the bitwise or of all |k|."""
     if m == BLOCK:
         if with_gradient:
             return words.quantize_sum(g, r, at, r_ahead, inverse, step, k16, k8)
@@ -180,7 +180,7 @@ def _put_back(
     g: Array, r: Array, at: int, m: int, inverse: float, step: float, with_gradient: bool,
     k16: Array,
 ) -> None:  # fmt: skip
-    """r = (v - q) + q, of the block that has been quantized, and of all behind it."""
+    """Set r = (v - q) + q, for the quantized block and all later blocks."""
     for j in range(m):
         r[at + j] += F32(k16[j]) * step
     for j in range(at + m, len(r)):
@@ -191,9 +191,9 @@ def _put_back(
 
 @compiled
 def _squeeze(k8: Array, masks: Array, octets: Array, live: Array, places: Array) -> Any:
-    """Put the live values of a block side by side, then zeros, and their places to places[1:].
+    """Pack the live values of a block side by side, then zeros, and their places into places[1:].
 
-    masks: which are live. Returns the number of live values.
+    `masks` receives the masks of live values. Returns the number of live values.
     """
     z = 0
     if words.compresses():
@@ -215,7 +215,7 @@ def _squeeze(k8: Array, masks: Array, octets: Array, live: Array, places: Array)
 
 @compiled
 def _list_octets(masks: Array, octets: Array) -> Any:
-    """List the groups of 8 values in which any is live: their number."""
+    """List the groups of 8 values with live values. Return their number."""
     count = 0
     for j in range(WORDS):
         any_live = masks[j] | masks[j] >> U64(4)
@@ -229,7 +229,7 @@ def _list_octets(masks: Array, octets: Array) -> Any:
 
 @compiled
 def _squeeze_wide(k16: Array, masks: Array, live: Array, places: Array) -> Any:
-    """`_squeeze` for all k, one by one."""
+    """Do the same as `_squeeze` for any k, value by value."""
     z = 0
     for j in range(WORDS):
         mask = U64(0)
@@ -246,7 +246,7 @@ def _squeeze_wide(k16: Array, masks: Array, live: Array, places: Array) -> Any:
 
 @compiled
 def _find_gaps(places: Array, gaps: Array, z: int) -> None:
-    """Before each live value, then zeros."""
+    """Compute the gap before each live value, then zeros."""
     places[0] = -1
     for first in range(0, z, 64):
         words.gaps(places, first, gaps)
@@ -255,14 +255,14 @@ def _find_gaps(places: Array, gaps: Array, z: int) -> None:
 
 @compiled
 def _groups_of(mask: int) -> Any:
-    """The lowest bit of each group of 4 that has any."""
+    """Return the lowest bit of each non-empty group of 4."""
     either = mask | mask >> U64(2)
     return (either | either >> U64(1)) & U64(FOUR_ONES)
 
 
 @compiled
 def _group_bits(masks: Array, m: int) -> Any:
-    """Bits of marks in groups."""
+    """Return the number of bits for marks in groups."""
     bits = (m + 3) >> 2
     for j in range(WORDS):
         bits += 4 * count_bits(_groups_of(masks[j]))
@@ -280,7 +280,7 @@ def _rice_low(total: int, count: int) -> Any:
 
 @compiled
 def _plane_bits(x: Array, count: int, low: int) -> Any:
-    """Bits of numbers in planes."""
+    """Return the number of bits for numbers in planes."""
     bits = count * (low + 1)
     for first in range(0, count, 64):
         bits += words.sum_shifted(x, first, low)
@@ -300,7 +300,7 @@ def _put(out: Array, byte: int, fill: int, kept: Any, bits: Any, count: int) -> 
 
 @compiled
 def _put_words(out: Array, byte: int, fill: int, kept: Any, bits: Array, count: int) -> Stream:
-    """Append `count` bits that lie in words."""
+    """Append the first `count` bits of an array of words."""
     for c in range((count + 63) >> 6):
         byte, fill, kept = _put(out, byte, fill, kept, bits[c], min(count - 64 * c, 64))
     return byte, fill, kept
@@ -308,7 +308,7 @@ def _put_words(out: Array, byte: int, fill: int, kept: Any, bits: Array, count: 
 
 @compiled
 def _put_groups(out: Array, byte: int, fill: int, kept: Any, masks: Array, m: int) -> Stream:
-    """Append a bit for each group of 4 values, and 4 bits for each in which any is live."""
+    """Append a bit for each group of 4 values, then 4 bits for each group with live values."""
     groups = (m + 3) >> 2
     for j in range((groups + 15) >> 4):
         any_live = pack_bits(_groups_of(masks[j]), U64(FOUR_ONES))
@@ -352,8 +352,11 @@ def _finish(
     payload: Array, step: float, marks: Array, headers: Array, found: int, head: int, first: int,
     end: int,
 ) -> Any:  # fmt: skip
-    """Move what the blocks have, which lies from byte `first` to `end`, behind `found` headers, and
-    write all before it. Returns the bytes of the message."""
+    """Complete a message, and return its length.
+
+    Moves the payloads of the blocks, at bytes `first` to `end`, behind `found` headers, and writes
+    everything before.
+    """
     begin = head + 4 * found
     length = end - first
     whole = length & ~7

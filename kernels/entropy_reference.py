@@ -2,12 +2,12 @@
 
     v = g + r      k = clip(rint(v * (1 / step)), -32767, 32767)      q = k * step      r' = v - q
 
-Where bits are few most k are 0, and most others are 1 or -1. Two things are coded: where the values
-lie that are not 0 (the live values), as the gaps between them; and the signs and sizes of these.
-Gaps and sizes are whole numbers with a nearly geometric distribution, for which Rice's code is made
-(Rice, "Some practical universal noiseless coding techniques", JPL 79-22, 1979). Where many values
-live, groups of 4 take their place: they are as short, because live values lie side by side in
-gradients, and quicker.
+With few bits most k are 0, and most of the rest are 1 or -1. The code has two parts: the places of
+the non-zero values (the live values), as gaps between live values; and their signs and sizes. Gaps
+and sizes are integers with a nearly geometric distribution, the case for Rice's code (Rice, "Some
+practical universal noiseless coding techniques", JPL 79-22, 1979). If many values are live, masks
+of groups of 4 replace the gaps: they are as short, because live values lie side by side in
+gradients, and faster.
 
 A message of n values in m = ceil(n / 2048) blocks; all numbers are little-endian:
 
@@ -19,7 +19,7 @@ uint32 [such blocks]      a header for each block with live values
 payloads                  of the same blocks, each in whole bytes, bits from the lowest
 ========================  =========================================================================
 
-A header, and the parts of its payload, of a block of z live values:
+The header and payload of a block with z live values:
 
 ==================  ===============================================================================
 bits 0 to 10        z - 1
@@ -27,23 +27,23 @@ bits 11 to 22       bytes of the payload
 bits 23 to 26       `low`. 0: the payload begins with one bit for each value: is it live?
                     1 to 11: it begins with the gaps, in planes with `low` low ones.
                     12: it begins with one bit for each group of 4 values: is any live? Then come 4
-                    bits for each such group: which are live? Behind the last value they are 0.
+                    bits for each such group: which are live? Beyond the last value they are 0.
                     15: it is all k as int16, and nothing else; all other bits are 0
 bits 27 to 30       `size_low`, 0 to 14. 15: all live k are 1 or -1, and sizes are left out
 bit 31              0
-live, or gaps       gaps: the number of zeros before each live value, where fewer than 1 in 8 live
+live, or gaps       gaps: the number of zeros before each live value, if fewer than 1 in 8 is live
 signs               one bit for each live value: is k negative?
 sizes               |k| - 1 of each live value, in planes with `size_low` low ones
 ==================  ===============================================================================
 
-All encoders make the same choices. Gaps are coded where fewer than 1 in 8 values is live, and
-groups elsewhere; but a bit for each value where that takes no more bits. The numbers of low planes
-are those of `rice_low`, of gaps at least 1. A block that takes as many bytes as its int16 do is
-sent as these.
+All encoders make the same choices. Gaps are used if fewer than 1 in 8 values is live, groups
+otherwise; but a bit for each value is used if that takes no more bits. The number of low planes is
+given by `rice_low`, for gaps at least 1. A block is sent as int16 if its code would take as many
+bytes or more.
 
-Numbers "in planes" are Rice's code, sorted so that a processor handles 64 numbers at a time: plane
-j < low holds bit j of each number x. Then come planes t = 0, 1, ... with one bit for each number
-whose bits were 1 in all planes before t: is x >> low more than t? The last plane has zeros only.
+Numbers "in planes" are Rice's code, sorted for processing 64 numbers at a time: plane j < low holds
+bit j of each number x. Then come planes t = 0, 1, ... with one bit for each number whose bits were
+1 in all planes before t: is x >> low more than t? The last plane has zeros only.
 """
 
 from __future__ import annotations
@@ -59,35 +59,37 @@ F32 = np.float32
 BLOCK = 2048  #: values
 LARGEST = 32767  #: of |k|
 SMALLEST_STEP = 2.0**-126  #: with a float32 reciprocal
-GROUP = 4  #: values that have a bit together
-SPARSE = 8  #: gaps are coded where fewer than one in so many values is live
+GROUP = 4  #: values with a common bit
+SPARSE = 8  #: gaps are used if fewer than one in this number of values is live
 GROUPS, RAW, NO_SIZES = 12, 15, 15  #: in a header
-DAMAGED = -1  #: in place of a length: no encoder has written this message
+DAMAGED = -1  #: in place of a length: not a message of any encoder
 
 
 def rice_low(total: int, count: int) -> int:
-    """The number of low planes for `count` numbers with this sum: about log2 of ln 2 times their
-    mean, the best choice for a geometric distribution."""
+    """Return the number of low planes for `count` numbers with this sum.
+
+    This is about log2 of ln 2 times their mean, the best choice for a geometric distribution.
+    """
     return (11 * total // (16 * count)).bit_length()
 
 
 def head_bytes(n: int) -> int:
-    """Bytes before the headers of a message of n values."""
+    """Return the bytes before the headers of a message of n values."""
     return 8 + 4 * -(-n // (32 * BLOCK))
 
 
 def least_bytes(n: int) -> int:
-    """Bytes of a message of n values before any payload, with a header for every block."""
+    """Return the bytes before any payload, for n values with a header for every block."""
     return head_bytes(n) + 4 * -(-n // BLOCK)
 
 
 def most_bytes(n: int) -> int:
-    """Bytes that no message of n values exceeds."""
+    """Return an upper limit for the bytes of a message of n values."""
     return least_bytes(n) + 2 * n
 
 
 def checked_step(n: int, payload: Any, step: float) -> Any:
-    """A step, as float32, with which n values can be encoded into a payload.
+    """Return a step as float32, after checking that n values can be encoded into a payload.
 
     Raises:
         ValueError: the step or the payload is too small.
@@ -103,7 +105,7 @@ def checked_step(n: int, payload: Any, step: float) -> Any:
 
 
 def doubled(step: Any) -> Any:
-    """The next step that is tried.
+    """Return the next step to try.
 
     Raises:
         FloatingPointError: there is none.
@@ -116,21 +118,21 @@ def doubled(step: Any) -> Any:
 def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step: float) -> int:
     """Write a message of v = gradient + residual.
 
-    The step is doubled until the message, with a header for every block, fits into the payload.
-    Values that are clipped keep the rest in their residual.
+    The step is doubled until the message, with a header for every block, fits into the payload. The
+    clipped part of a value stays in the residual.
 
     Args:
         gradient: float32 [n], or None for zeros.
-        residual: float32 [n], replaced by what is lost.
-        payload: uint8 [least_bytes(n) or more]. What lies behind the message is undefined then.
-        step: at least 2**-126; with 24 significant bits less those of the largest |k|, or fewer,
-            every k * step is exact.
+        residual: float32 [n], replaced by v - q.
+        payload: uint8 [least_bytes(n) or more]. Its contents after the message are undefined.
+        step: at least 2**-126. Every k * step is exact if the step has at most 24 significant bits
+            minus those of the largest |k|.
     Returns:
-        Bytes of the message.
+        The length of the message in bytes.
     Raises:
         ValueError: the payload or the step is too small.
-        FloatingPointError: it fits with no step, as values are not finite. A NaN is sent as
-            -LARGEST.
+        FloatingPointError: the message fits with no step, since values are not finite. A NaN is
+            sent as -LARGEST.
     """
     v = residual.copy() if gradient is None else gradient + residual
     spare = 4 * -(-len(v) // BLOCK)  # of blocks without a header
@@ -150,12 +152,14 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
 
 
 def decode_entropy(payload: Array, out: Array, add: bool) -> int:
-    """Turn a message of `encode_entropy` back into values: ``out = q``, or ``out += q``.
+    """Decode a message of `encode_entropy`: ``out = q``, or with `add` ``out += q``.
 
     Args:
         payload: uint8, which begins with the message.
+        out: float32 [n].
+        add: True to add.
     Returns:
-        Bytes of the message; or DAMAGED, and some of `out` has changed.
+        The length of the message in bytes; or DAMAGED, after some of `out` has changed.
     """
     n, head = len(out), head_bytes(len(out))
     blocks = -(-n // BLOCK)
@@ -183,7 +187,7 @@ def decode_entropy(payload: Array, out: Array, add: bool) -> int:
 
 
 def _message(k: Array, step: F32) -> tuple[Array, int]:
-    """A whole message, and its number of headers."""
+    """Return a whole message, and its number of headers."""
     blocks = [k[first : first + BLOCK] for first in range(0, len(k), BLOCK)]
     live = np.zeros(8 * (head_bytes(len(k)) - 8), np.uint8)
     live[: len(blocks)] = [block.any() for block in blocks]
@@ -196,7 +200,7 @@ def _message(k: Array, step: F32) -> tuple[Array, int]:
 
 
 def _block(k: Array) -> tuple[int, Array]:
-    """The header and the payload of a block."""
+    """Return the header and the payload of a block."""
     (places,) = np.nonzero(k)
     z, sizes = len(places), np.abs(k[places]) - 1
     if SPARSE * z < len(k):
@@ -232,7 +236,7 @@ def _planes(x: Array, low: int) -> Array:
 
 
 def _take_block(header: int, payload: Array, n: int) -> tuple[Array | None, int]:
-    """The k of a block and its bytes, of a payload that begins with it; None: damaged."""
+    """Decode the first block of a payload. Return its k and bytes; k is None if damaged."""
     z, nbytes = (header & 2047) + 1, header >> 11 & 4095
     low, size_low = header >> 23 & 15, header >> 27
     if low == RAW:
@@ -256,8 +260,7 @@ def _take_block(header: int, payload: Array, n: int) -> tuple[Array | None, int]
 
 
 class _Bits:
-    """The bits of a payload, one part after the other; zeros behind its end, which it has then
-    `ended`."""
+    """The bits of a payload, read part by part. Beyond its end come zeros, and `ended` is True."""
 
     def __init__(self, payload: Array) -> None:
         self._bits, self._at = np.unpackbits(payload, bitorder="little").astype(np.int64), 0

@@ -1,6 +1,6 @@
-"""What is done with ids before rows are found by them: mixed, made unique, dealt to servers.
+"""Operations on row ids: mixing, removing duplicates, and assigning ids to servers.
 
-Array in, array out; CPU only. Everything is a function of its arguments alone, on every platform.
+Array in, array out; CPU only. Results depend on the arguments alone, on every platform.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ I64, U64 = np.int64, np.uint64
 
 @compiled
 def mix(number: int) -> Any:
-    """A uint64 whose every bit depends on all bits of `number`: one to one, and never random.
+    """Return a uint64 in which every bit depends on all bits of `number`.
 
-    Source: Steele, Lea & Flood, OOPSLA 2014: the step of SplitMix64 that begins at `number`.
+    The function is one to one and deterministic. Source: Steele, Lea & Flood, OOPSLA 2014: the step
+    of SplitMix64 from `number`.
     """
     z = U64(number) + U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> U64(30))) * U64(0xBF58476D1CE4E5B9)
@@ -28,7 +29,7 @@ def mix(number: int) -> Any:
 
 
 def unique(ids: Array) -> tuple[Array, Array]:
-    """The different ids in the order in which they first appear, and where each id is in them.
+    """Return the distinct ids in the order of first appearance, and each id's position in these.
 
     Args:
         ids: int64 [m], of any shape; unchanged.
@@ -61,7 +62,7 @@ def _unique(ids: Array, slots: Array, distinct: Array, inverse: Array) -> Any:
 
 @compiled
 def sum_rows(inverse: Array, gradient: Array, out: Array) -> None:
-    """out[inverse[i]] += gradient[i], in the order of i, from 0 on.
+    """Set out[inverse[i]] += gradient[i] in the order of i, starting from zeros.
 
     Args:
         inverse: int32 [m], of `unique`.
@@ -76,7 +77,7 @@ def sum_rows(inverse: Array, gradient: Array, out: Array) -> None:
 
 @compiled
 def take_rows(rows: Array, inverse: Array, out: Array) -> None:
-    """out[i] = rows[inverse[i]]
+    """Set out[i] = rows[inverse[i]].
 
     Args:
         rows: float32 [u, width].
@@ -90,7 +91,10 @@ def take_rows(rows: Array, inverse: Array, out: Array) -> None:
 
 @compiled
 def server_of(ids: Array, servers: int) -> Array:
-    """int32 [m]: the server that holds each id. Other bits than those that find its row there."""
+    """Return int32 [m], the server of each id.
+
+    Uses different bits of the hash than the search for a row on a server.
+    """
     owners = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
         owners[i] = (mix(U64(ids[i])) & U64(0xFFFFFFFF)) % U64(servers)
@@ -99,13 +103,14 @@ def server_of(ids: Array, servers: int) -> Array:
 
 @compiled
 def partition(ids: Array, servers: int) -> tuple[Array, Array]:
-    """Sort ids by their servers, in their order within each.
+    """Sort ids by server, keeping their order for each server.
 
     Args:
         ids: int64 [m].
+        servers: the number of servers.
     Returns:
-        order int64 [m], starts int64 [servers + 1]: ``ids[order[starts[s]:starts[s + 1]]]`` are
-        those of server s.
+        order int64 [m], starts int64 [servers + 1]: the ids of server s are
+        ``ids[order[starts[s]:starts[s + 1]]]``.
     """
     of = server_of(ids, servers)
     starts = np.zeros(servers + 1, I64)

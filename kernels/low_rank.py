@@ -10,7 +10,7 @@ from .reference import Array
 def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
     rows, columns = len(p) // rank, len(q) // rank
     for i in range(rows):
-        row = out[i * columns : (i + 1) * columns]  # it stays in the first-level cache
+        row = out[i * columns : (i + 1) * columns]  # stays in the first-level cache
         if not subtract:
             row[:] = 0
         for k in range(rank):

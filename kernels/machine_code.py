@@ -1,14 +1,17 @@
-"""Machine code on disk, compiled once by all processes that share a folder.
+"""A cache of machine code on disk, compiled once by all processes that share a folder.
 
-Numba's own cache leaves four things to wish for. Processes that start together all compile the
-same kernel: here the first process locks the kernel, and the others load what it has written. A
-kernel whose parts are in another file is not compiled anew when that file changes: here a change of
-any file of this package counts. To load machine code Numba imports all that it needs to compile:
-here only the runtime is started. Numba writes an index, and then the data that the index names, in
-files that it uses again after a change: here the machine code of some sources for a signature is a
-file of its own, that is written whole or not at all.
+This cache improves on Numba's in four ways:
 
-The folder is that of Numba's cache: beside Python's .pyc files, or the user's, or NUMBA_CACHE_DIR.
+- With Numba, processes that start together all compile the same kernel. Here the first process
+  locks the kernel, and later processes load its result.
+- Numba does not notice a change in the files of a kernel's callees. Here a change of any file of
+  this package recompiles.
+- To load machine code, Numba imports its whole compiler. Here only the runtime is started.
+- Numba updates an index and data files in place. Here each combination of sources and signature has
+  its own file, written completely or not at all.
+
+The folder is that of Numba's cache: beside Python's .pyc files, or the user's cache, or
+NUMBA_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
-#: How long a process waits for another one's kernel; then it compiles that kernel itself, and waits
-#: for no other.
+#: The longest wait for a kernel that another process compiles. After that the process compiles the
+#: kernel itself, and never waits again.
 WAIT_S = 60.0
 
-_LOOK_EVERY_S = 0.02  #: seldom enough to take nothing from the process that compiles
+_POLL_S = 0.02  #: rarely enough not to slow down the compiling process
 
-#: How many processes compile at once at least: one that is bound to a core sees no other.
+#: The least number of processes compiling at once: a process bound to a single core sees only
+#: that core.
 _AT_ONCE = 2
 
 COMPILING = "compiling kernels, once: this takes some seconds"
@@ -48,10 +52,10 @@ UNREADABLE = "compiling kernels anew, as a file of compiled kernels cannot be re
 
 
 class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
-    """The cache of one kernel: in the place of Numba's `FunctionCache`.
+    """The cache of one kernel, in place of Numba's `FunctionCache`.
 
     Args:
-        function: of Python, that Numba compiles.
+        function: the Python function compiled by Numba.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -59,7 +63,7 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
 
     @cached_property
     def _disk(self) -> FunctionCache | None:
-        """Numba's cache; None where there is no folder that can be written."""
+        """Numba's cache, or None if no folder is writable."""
         try:
             disk = FunctionCache(self._function)
         except RuntimeError:
@@ -68,11 +72,10 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
         return disk
 
     def unlocking(self, compile_: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The `compile` of a kernel of Numba's, which gives the kernel's lock back at its end, also
-        where it raises."""
+        """Wrap a kernel's `compile` to release the kernel's lock at the end, even on errors."""
 
         def compile_and_unlock(sig: Any) -> Any:
-            with global_compiler_lock:  # so that no other thread's lock is given back
+            with global_compiler_lock:  # so that no other thread's lock is released
                 try:
                     return compile_(sig)
                 finally:
@@ -81,8 +84,11 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
         return compile_and_unlock
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The machine code for a signature. None: this process is to compile it, and holds the
-        kernel's lock until the end of `compile`, unless it has waited in vain."""
+        """Return the machine code for a signature, or None if this process must compile.
+
+        In the latter case the process holds the kernel's lock until the end of `compile`, unless
+        waiting for the lock timed out.
+        """
         rtsys.initialize(target_context)
         if self._disk is None:
             _thread_state.say(COMPILING_ANEW)
@@ -106,18 +112,19 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write machine code, so that the other processes load it."""
+        """Write machine code, for all processes to load."""
         try:
             if self._disk is not None:
                 self._disk.save_overload(sig, data)
-        except OSError:  # a full disk, say: the machine code is there for this run
+        except OSError:  # a full disk, say: the machine code is still used in this run
             _thread_state.say(COMPILING_ANEW)
 
 
 class _Files(IndexDataCacheFile):  # type: ignore[misc] # Numba has no types
-    """The files of one kernel, one for each signature, without an index.
+    """The files of a kernel, one for each signature, without an index.
 
-    The name of a file says of which sources it is, so that no process loads machine code of others.
+    A file's name contains a hash of the sources, so machine code of different sources is never
+    loaded.
     """
 
     def __init__(self, folder: str, kernel: str, stamp: bytes) -> None:
@@ -128,33 +135,34 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc] # Numba has no types
         return f"{self._sources}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
 
     def load(self, key: object) -> Any:
-        """
+        """Return the machine code for a signature.
+
         Raises:
             FileNotFoundError: the signature has not been compiled from these sources.
-            Exception: any, where the file cannot be read or is damaged.
+            Exception: of any type, if the file is unreadable or damaged.
         """
         key_of_file, data = self._load_data(self._name(key))
         return data if key_of_file == key else None
 
     def save(self, key: object, data: Any) -> None:
-        """Write the file, or none, and remove those of other sources where that is allowed."""
+        """Write the file completely or not at all, and try to remove files of old sources."""
         self._save_data(self._name(key), (key, data))
         for path in Path(self._cache_path).glob(f"{self._kernel}*.nb[ci]"):
             if not path.name.startswith(self._sources):
-                with contextlib.suppress(OSError):  # it may be another user's
+                with contextlib.suppress(OSError):  # the file may belong to another user
                     path.unlink()
 
 
 class KernelIsLocked(Exception):
-    """Another process compiles a kernel, and this one has something else to do."""
+    """Another process is compiling the kernel; this process should go on to its next kernel."""
 
 
 class _ThreadState(threading.local):
-    """What the calling thread does.
+    """The preparation of kernels in the calling thread.
 
     Attributes:
-        puts_off: whether a kernel that another process compiles is put off.
-        locks: how many kernels it has locked: one, and those of which that one is made.
+        skips_locked: True if kernels locked by another process are postponed.
+        locks: the number of kernels locked by this thread: a kernel, and the kernels it calls.
         say: called with a line before kernels are compiled.
     """
 
@@ -167,23 +175,23 @@ _thread_state = _ThreadState()
 
 
 class _Lock:
-    """A lock among processes, by an empty file beside the kernel's machine code.
+    """A lock between processes, by an empty file next to the kernel's machine code.
 
-    The system gives it back where its process dies. Where files cannot be locked, every process
+    The system releases the lock when its process ends. If files cannot be locked, every process
     compiles for itself.
     """
 
-    #: Whether this process has waited for a lock in vain: it waits for no other.
+    #: True after a wait for a lock timed out: the process never waits again.
     timed_out: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._file: int | None = None
 
     def acquire(self, path: Path) -> None:
-        """Lock, or after `WAIT_S` go on without the lock.
+        """Acquire the lock, or continue without it after `WAIT_S`.
 
         Raises:
-            KernelIsLocked: by another process, and the thread puts kernels off.
+            KernelIsLocked: by another process, while the thread skips locked kernels.
         """
         if self._file is not None:
             return
@@ -201,7 +209,7 @@ class _Lock:
                 os.close(file)
 
     def _wait(self, file: int) -> bool:
-        """Whether the file is locked now."""
+        """Return True if the file is locked now."""
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
@@ -218,31 +226,31 @@ class _Lock:
                 _Lock.timed_out = True
                 _thread_state.say(LOCK_TIMED_OUT)
                 return False
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
     def release(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
             _thread_state.locks -= 1
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may also have the file open
             os.close(file)
 
 
 def prepare(
     calls: Sequence[Callable[[], object]], number: int, say: Callable[[str], object]
 ) -> None:
-    """Call functions that need kernels, so that these are compiled, or loaded from the disk.
+    """Call functions that use kernels, so that these are compiled or loaded from the disk.
 
     Args:
-        calls: in any order; each for nothing but its kernels.
-        number: of this process among those of its host that do the same. As many of them as there
-            are cores begin with different calls, so they compile different kernels at the same
-            time, and load those of the others. A process that finds another one at its first call
-            compiles nothing that others compile: to get ready for that takes a quarter of a second.
-        say: called with a line before the first kernel is compiled; and with one that says what
-            helps where machine code cannot be written.
+        calls: in any order; each has no effect but loading its kernels.
+        number: the index of this process among the processes of its host doing the same. As many
+            processes as there are cores begin with different calls: they compile different kernels
+            in parallel and load each other's results. A process whose first kernel is locked waits
+            for these results, because starting the compiler takes a quarter of a second.
+        say: called with a line before the first kernel is compiled, and with advice if machine code
+            cannot be written.
 
-    Local. Cost: nothing to speak of where the kernels are loaded.
+    Local. Cost: negligible if the kernels are loaded from the disk.
     """
     said: set[str] = set()
 
@@ -274,7 +282,7 @@ def prepare(
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -282,7 +290,7 @@ def _cores() -> int:
 
 @cache
 def _stamp() -> bytes:
-    """Differs where any file of this package does, or Numba's version."""
+    """Return a hash of all files of this package and Numba's version."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     digests = [hashlib.sha256(f.read_bytes()).digest() for f in files]
     return hashlib.sha256(b"".join([numba.__version__.encode(), *digests])).digest()

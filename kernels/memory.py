@@ -1,9 +1,9 @@
-"""Arrays placed so that the kernels reach the speed of memory.
+"""Allocation of aligned arrays, for kernels at the speed of memory.
 
-NumPy aligns to 16 bytes; 64-byte vector loads that straddle two cache lines then cost encoding a
-quarter of its speed. Large arrays begin on a huge page, so that the kernel (Linux, where
-transparent huge pages are on or left to the program's wish, which NumPy expresses) can back all
-of them with huge pages. That wastes at most a sixteenth.
+NumPy aligns to 16 bytes. 64-byte vector loads across two cache lines then make encoding a quarter
+slower. Large arrays begin on a huge page, so the operating system can use huge pages for the whole
+array (Linux, with transparent huge pages set to "always", or to "madvise", called by NumPy). This
+wastes at most a sixteenth.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ LARGE = 16 * HUGE_PAGE
 
 
 def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised NumPy vector of `size` values, on a cache line or a huge page."""
+    """Return an uninitialised NumPy vector of `size` values, on a cache line or a huge page."""
     return _placed(np.empty, size, dtype)
 
 
 def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A vector of zeros, placed as `empty` places it. Its memory is taken as it is written."""
+    """Return a vector of zeros, aligned as in `empty`. The system allocates memory on writing."""
     return _placed(np.zeros, size, dtype)
 
 
 def beyond_caches(array: npt.NDArray[Any]) -> bool:
-    """Whether an array is part of so much memory that what is written there is soon forgotten."""
+    """Return True if an array's memory is so large that written values soon leave the caches.
+
+    The whole allocation counts: `LARGE` or more.
+    """
     whole = array if array.base is None else array.base
     nbytes: int = getattr(whole, "nbytes", 0)
     return nbytes >= LARGE

@@ -1,6 +1,6 @@
-"""Loads, stores and prefetches at plain addresses, for kernels whose data lies in many pieces.
+"""Loads, stores and prefetches at plain addresses, for kernels on data in many pieces of memory.
 
-Nothing here checks anything, and nothing keeps the memory alive: callers hold its arrays.
+No function checks anything or keeps memory alive: callers hold the arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTE, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 @intrinsic
 def address_of(context: Any, array: Any) -> Any:
-    """Where an array's data begins, as int64."""
+    """Return the address of an array's data, as int64."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = c.make_array(signature.args[0])(c, builder, values[0]).data
@@ -28,7 +28,7 @@ def address_of(context: Any, array: Any) -> Any:
 
 @intrinsic
 def get_int(context: Any, address: Any) -> Any:
-    """The int64 at an address."""
+    """Return the int64 at an address."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), typ=_I64)
@@ -49,7 +49,7 @@ def set_int(context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def floats_at(context: Any, address: Any) -> Any:
-    """An address as a pointer to float32, which `numba.carray` makes an array of."""
+    """Return an address as a pointer to float32, for `numba.carray`."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], ir.FloatType().as_pointer())
@@ -59,7 +59,7 @@ def floats_at(context: Any, address: Any) -> Any:
 
 @intrinsic
 def prefetch(context: Any, address: Any) -> Any:
-    """Begin to load the cache line at an address, whatever is there."""
+    """Begin to load the cache line at any address."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _I32, _I32, _I32])

@@ -1,11 +1,11 @@
-"""The kernels in plain NumPy: the specification, and the oracle of the tests.
+"""The kernels in plain NumPy: the specification, and the reference of the tests.
 
-Written to be read, not to be fast. The other bodies produce the same bytes: every sum runs in
-the order of `lane_sum`, every operation is one IEEE float32 operation, and nothing is contracted.
-`blocks` holds the wire format.
+The code is written for reading, not for speed. The other bodies produce the same bytes: every sum
+runs in the order of `lane_sum`, every operation is one IEEE float32 operation, and nothing is
+contracted. `blocks` holds the wire format.
 
-Encoding always carries error feedback: with v = g + r, a value is sent as q and what was lost
-stays in the residual, r' = v - q, so that g + r == q + r' (Seide et al., Interspeech 2014, §3.2).
+Encoding always carries error feedback: with v = g + r, a value is sent as q, and its error stays in
+the residual, r' = v - q, so that g + r == q + r' (Seide et al., Interspeech 2014, §3.2).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ROUNDING = F32(12582912.0)
 """1.5 * 2**23: adding it rounds a float32 below 2**22 to the nearest even integer."""
 
 SMALLEST_STEP = F32(1e-37)
-"""A smaller step has no float32 reciprocal: such a block is sent as zeros and kept as residual."""
+"""A smaller step has no float32 reciprocal. Its block is sent as zeros and stays as residual."""
 
 LARGEST_HALF = F32(65504.0)
 
 MOMENT_GROUP = 64
-"""Consecutive values for which Adam's second moment is corrected together: see `optimizers.Adam`.
-It is the number of bits in a word, of which each is a value's sign."""
+"""Consecutive values with a common correction of Adam's second moment: see `optimizers.Adam`.
+A 64-bit word holds their signs."""
 
 
 def lane_sum(values: Array) -> F32:
@@ -51,11 +51,15 @@ def lane_sum(values: Array) -> F32:
 def encode_1bit(
     blocks: Blocks, gradient: Array, residual: Array, payload: Array, mean_threshold: bool
 ) -> None:
-    """Send each value as one bit that selects one of its block's two levels.
+    """Send each value as a bit that selects one of its block's two levels.
 
         bit = v >= 0,  high = mean of v where bit,  low = mean of v elsewhere
 
     or, with `mean_threshold`, bit = v >= mean(v) and the levels mean(v) ± mean|v - mean(v)|.
+
+    Args:
+        gradient, residual: float32 [n]; the residual is replaced by v - q.
+        payload: uint8 [bytes of `blocks`], written.
     """
     for g, r, out in _each(blocks, gradient, residual, payload):
         v = g + r
@@ -76,7 +80,7 @@ def encode_1bit(
 
 
 def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """Turn a payload of `encode_1bit` back into values: ``out = q``, or ``out += q``."""
+    """Decode a payload of `encode_1bit`: ``out = q``, or with `add` ``out += q``."""
     for coded, x in _each(blocks, payload, out):
         if coded.nbytes == 4 * x.size:
             q = coded.view(F32)
@@ -94,9 +98,13 @@ def encode_levels(
 
         step = max|v| / (2**(bits - 1) - 1),  code = round(v / step),  q = code * step
 
-    No value lies beyond the last level, so |r'| <= step / 2, and gradients of magnitudes <= G
-    never build up a residual beyond G / (2**bits - 3). Nor does a code need clipping: three
-    roundings leave |v * inverse| below its largest + 1/2, whatever the finite v.
+    No value lies beyond the last level. So |r'| <= step / 2, and gradients of magnitudes <= G never
+    build up a residual beyond G / (2**bits - 3). Codes need no clipping either: after three
+    roundings |v * inverse| is still below the largest code + 1/2, for all finite v.
+
+    Args:
+        gradient, residual: float32 [n]; the residual is replaced by v - q.
+        payload: uint8 [bytes of `blocks`], written.
     """
     largest = F32(2 ** (bits - 1) - 1)
     for g, r, out in _each(blocks, gradient, residual, payload):
@@ -113,7 +121,7 @@ def encode_levels(
 
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """Turn a payload of `encode_levels` back into values: ``out = q``, or ``out += q``."""
+    """Decode a payload of `encode_levels`: ``out = q``, or with `add` ``out += q``."""
     for coded, x in _each(blocks, payload, out):
         if coded.nbytes == 4 * x.size:
             q = coded.view(F32)
@@ -123,11 +131,12 @@ def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bo
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
-    """Send each value as a float16 (beyond ±65504: the largest) or a bfloat16, nearest even.
+    """Send each value as a float16, clipped to ±65504, or a bfloat16, rounded to nearest even.
 
     Args:
-        gradient, residual: float32 [n]; the residual is replaced by what was lost.
+        gradient, residual: float32 [n]; the residual is replaced by v - q.
         payload: uint8 [2n], written.
+        bfloat: True for bfloat16.
     """
     v = gradient + residual
     if bfloat:
@@ -140,18 +149,18 @@ def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) 
 
 
 def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
-    """Turn a payload of `encode_half` back into values: ``out = q``, or ``out += q``."""
+    """Decode a payload of `encode_half`: ``out = q``, or with `add` ``out += q``."""
     q = _from_half(payload.view(np.uint16), bfloat)
     out[:] = out + q if add else q
 
 
 def largest_magnitude(x: Array) -> float:
-    """max |x|, and NaN where any value is NaN; 0 for an empty array."""
+    """Return max |x|, NaN if any value is NaN, and 0 for an empty array."""
     return float(np.abs(x).max(initial=0))
 
 
 def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
-    """x -= lr * gradient, in place, or the new x in `out`; x then stays as it is."""
+    """Set x -= lr * gradient, in place; or write the new x to `out` and leave x unchanged."""
     _new(x, out)[:] = x - x.dtype.type(lr) * gradient
 
 
@@ -165,7 +174,7 @@ def momentum_step(
     nesterov: bool,
     out: Array | None = None,
 ) -> None:
-    """m = momentum * m + gain * gradient;  x -= lr * m, in place, or the new x in `out`.
+    """Set m = momentum * m + gain * gradient;  x -= lr * m, in place or with the new x in `out`.
 
     Nesterov: x -= lr * (momentum * m + gain * gradient), with the new m.
     """
@@ -188,7 +197,7 @@ def adam_step(
     decay: float,
     out: Array | None = None,
 ) -> None:
-    """One Adam(W) step, in place, with bias-corrected `lr` and `epsilon` given by the caller.
+    """Take one Adam(W) step, in place, with bias-corrected `lr` and `epsilon` given by the caller.
 
     g = scale * gradient
     m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
@@ -218,14 +227,15 @@ def adam_step_of_quantized(
     least: float,
     out: Array | None = None,
 ) -> None:
-    """`adam_step` on a gradient that a codec has quantized, with a correction for each group.
+    """Take an `adam_step` on a quantized gradient, with a correction for each group.
 
     root = max(sqrt(slope * v + shift), least * |m|)
     x -= lr * m / (root + epsilon) + decay * x,   or the new x in `out`
 
     Args:
-        slopes, shifts: of each group of the whole vector.
-        first: where in the whole vector these values begin.
+        slopes, shifts: for each group of the whole vector.
+        first: the index of the first value here in the whole vector.
+        least: the smallest root, as a multiple of |m|.
     """
     real = x.dtype.type
     g = real(scale) * gradient
@@ -240,13 +250,13 @@ def adam_step_of_quantized(
 def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
     """Add up values by groups of `MOMENT_GROUP`, with random signs or without.
 
-    sums[group] += sum of sign * value, one value after the other
+    sums[group] += sum of sign * value, value by value
 
     Args:
-        values: consecutive ones of the whole vector.
-        first: where in the whole vector they begin.
-        step: which chooses the signs, from 1 to below 2**31; 0: all are +.
-        sums: of each group of the whole vector; changed.
+        values: consecutive values of the whole vector.
+        first: the index of the first of these in the whole vector.
+        step: selects the signs, from 1 to below 2**31; 0: all are +.
+        sums: for each group of the whole vector; changed.
     """
     for index, value in enumerate(values, first):
         group, place = divmod(index, MOMENT_GROUP)
@@ -255,8 +265,10 @@ def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
 
 
 def group_signs(step: int, group: int) -> int:
-    """64 random bits for a group in a step: the finalizer of SplitMix64 (Steele, Lea, Flood,
-    OOPSLA 2014)."""
+    """Return 64 random bits for a group in a step.
+
+    The bits are computed by the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    """
     bits = step << 32 | group
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & (2**64 - 1)
@@ -272,9 +284,9 @@ def adagrad_step(
     epsilon: float,
     out: Array | None = None,
 ) -> None:
-    """g = scale * gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
+    """Set g = scale * gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
 
-    In place, or the new x in `out`.
+    In place, or with the new x in `out`.
     """
     real = x.dtype.type
     g = real(scale) * gradient
@@ -283,9 +295,10 @@ def adagrad_step(
 
 
 def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
-    """gradient += factor * gradient * gradient * (x - backup), in place.
+    """Set gradient += factor * gradient * gradient * (x - backup), in place.
 
-    A first-order guess of the gradient at x, from the one at `backup`, where the worker took it.
+    This is a first-order estimate of the gradient at x from the gradient at `backup`, the worker's
+    parameters.
 
     Source: Zheng et al., ICML 2017, eq. 10.
     """
@@ -293,12 +306,15 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
 
 
 def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
-    """out = P Q^T, or out -= P Q^T: one column of P and Q after the other, value by value.
+    """Set out = P Q^T, or out -= P Q^T: column by column of P and Q, value by value.
 
-    A library's matrix product rounds otherwise on another machine, or with other threads.
+    A library's matrix product would round differently on another machine, or with another number of
+    threads.
 
     Args:
         p, q, out: [rank * a], [rank * b] and [a * b]: P and Q column by column, out row by row.
+        rank: the number of columns of P and Q.
+        subtract: True for out -= P Q^T.
     """
     matrix = out.reshape(len(p) // rank, len(q) // rank)
     if not subtract:
@@ -308,14 +324,14 @@ def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) 
 
 
 def weighted_difference(x: Array, start: Array, weight: float, out: Array | None = None) -> float:
-    """x = weight * (start - x), in place, or in `out`; returns max |start - x|, or NaN."""
+    """Set x = weight * (start - x), in place or in `out`. Return max |start - x|, or NaN."""
     difference = start - x
     _new(x, out)[:] = x.dtype.type(weight) * difference
     return largest_magnitude(difference)
 
 
 def averaging_step(x: Array, gradient: Array) -> None:
-    """x -= gradient;  gradient = x: both are the new x."""
+    """Set x -= gradient;  gradient = x: both are the new x."""
     x -= gradient
     gradient[:] = x
 
@@ -329,23 +345,22 @@ def outer_momentum_step(
     gain: float,
     nesterov: bool,
 ) -> None:
-    """`momentum_step` in place, then gradient = x: both are the new x."""
+    """Take a `momentum_step` in place, then set gradient = x: both are the new x."""
     momentum_step(x, m, gradient, lr, momentum, gain, nesterov)
     gradient[:] = x
 
 
 def mix(x: Array, common: Array, weight: float) -> None:
-    """x = weight * (x - common) + common, in place."""
+    """Set x = weight * (x - common) + common, in place."""
     x[:] = x.dtype.type(weight) * (x - common) + common
 
 
 def _new(x: Array, out: Array | None) -> Array:
-    """Where the new x goes."""
     return x if out is None else out
 
 
 def _each(blocks: Blocks, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """The views of every array that belong to one block; a uint8 array is a payload."""
+    """Yield the views of every array for each block; a uint8 array is a payload."""
     starts, offsets = blocks.starts - blocks.starts[0], blocks.offsets - blocks.offsets[0]
     for i in range(len(blocks)):
         yield tuple(
@@ -373,8 +388,9 @@ def _pack(codes: Array, bits: int) -> Array:
 
 def _unpack(packed: Array, bits: int) -> Array:
     groups = packed.reshape(-1, 1, GROUP * bits // 8)
-    up = np.arange(8 - bits, -1, -bits, dtype=np.uint8).reshape(1, -1, 1)  # field to the top ...
-    return ((groups << up).view(np.int8) >> (8 - bits)).ravel()  # ... and down, with its sign
+    # Shift each field to the top, then down with its sign.
+    up = np.arange(8 - bits, -1, -bits, dtype=np.uint8).reshape(1, -1, 1)
+    return ((groups << up).view(np.int8) >> (8 - bits)).ravel()
 
 
 def _from_half(half: Array, bfloat: bool) -> Array:

@@ -1,7 +1,7 @@
-"""Rows of float32 that are found by ids: an embedding table. Array in, array out; CPU only.
+"""Kernels for embedding tables: rows of float32, found by ids. Array in, array out; CPU only.
 
-All kernels of such tables are here: `ids` and `slots` come along. The update rules are those of
-`steps`, row by row, and so are their values.
+This module also exports `ids` and `slots`. The update rules are those of `steps`, row by row, with
+the same values.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ F32 = np.float32
 
 @compiled
 def _values(records: Layout, row: int, buffer: int) -> Any:
-    """Values of a row (buffer 0), or one of its optimizer's buffers (1, 2)."""
+    """Return the values of a row (buffer 0), or its optimizer's buffer 1 or 2."""
     offset = I64(records.values) + I64(4) * I64(buffer) * I64(records.width)
     return carray(floats_at(place_of(records, row) + offset), (records.width,))
 
 
 @compiled
 def initial_row(seed: int, number: int, scale: float, out: Array) -> None:
-    """A row's first values, uniform in (-scale, scale): a function of seed, id and column alone.
+    """Set a row's initial values, uniform in (-scale, scale), from seed, id and column alone.
 
     key = mix(mix(seed) ^ id);  k = upper 23 bits of mix(key + column + 1)
     value = scale * (2k + 1 - 2**23) / 2**23
@@ -67,7 +67,7 @@ def initial_row(seed: int, number: int, scale: float, out: Array) -> None:
 def begin(
     records: Layout, first: int, last: int, seed: int, scale: float, buffers: int, filling: float
 ) -> None:
-    """Give new records their initial values, and fill each of their buffers with one value."""
+    """Set the initial values of new records, and fill their optimizer buffers with `filling`."""
     for row in range(first, last):
         initial_row(seed, get_int(place_of(records, row)), scale, _values(records, row, 0))
         for buffer in range(1, buffers + 1):
@@ -78,7 +78,10 @@ def begin(
 
 @compiled
 def read(records: Layout, ids: Array, rows: Array, seed: int, scale: float, out: Array) -> None:
-    """out[i] = values of record rows[i], or where that is -1 the initial values of ids[i]."""
+    """Set out[i] to the values of record rows[i], or if rows[i] is -1 to new values of ids[i].
+
+    New values are those of `initial_row`.
+    """
     size = records.values + 4 * records.width
     for i in range(len(rows)):
         if i + GROUP < len(rows) and rows[i + GROUP] >= 0:
@@ -93,7 +96,7 @@ def read(records: Layout, ids: Array, rows: Array, seed: int, scale: float, out:
 
 @compiled
 def sgd_rows(records: Layout, rows: Array, clock: int, gradient: Array, lr: float) -> None:
-    """`steps.sgd_step` on every record rows[i] >= 0, with gradient[i]."""
+    """Apply `steps.sgd_step` to every record rows[i] >= 0, with gradient[i]."""
     for i in range(len(rows)):
         row = touch(records, rows, i, clock)
         if row >= 0:
@@ -110,7 +113,7 @@ def adagrad_rows(
     lr: float,
     epsilon: float,
 ) -> None:
-    """`steps.adagrad_step` on every record rows[i] >= 0, with gradient[i]."""
+    """Apply `steps.adagrad_step` to every record rows[i] >= 0, with gradient[i]."""
     for i in range(len(rows)):
         row = touch(records, rows, i, clock)
         if row >= 0:
@@ -131,10 +134,10 @@ def adam_rows(
     epsilon: float,
     decay: float,
 ) -> None:
-    """`optimizers.Adam` on every record rows[i] >= 0, with gradient[i] and the row's own steps.
+    """Apply `optimizers.Adam` to every record rows[i] >= 0, with gradient[i] and the row's steps.
 
     Args:
-        scale, lr, beta1, beta2, epsilon, decay: float64, of which bias correction is made.
+        scale, lr, beta1, beta2, epsilon, decay: float64, for bias correction.
     """
     weight1, weight2 = F32(1 - beta1), F32(1 - beta2)
     for i in range(len(rows)):

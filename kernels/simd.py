@@ -1,12 +1,12 @@
 """The loops of the Numba kernels inside one block, in the vector code of `emitter`.
 
-Encoding a block takes two passes: the first leaves v = g + r in r and returns what the levels
-need; the second packs, and leaves v - q in r. The second finds its data in the cache, and memory
-would rest meanwhile, so it fetches the next block's gradient.
+Encoding a block takes two passes. The first leaves v = g + r in r and returns the sums or the
+maximum for the levels. The second packs, and leaves v - q in r. The second pass finds its data in
+the cache and leaves memory idle, so it also fetches the next block's gradient.
 
-Every function here takes one block: arrays with the index of its first value (`at`), or of its
-first packed byte (`byte`), and its number of values `n`. The last n % 32 values pass through a
-stack buffer that is padded with zeros.
+Every function here works on one block: arrays with the index of the block's first value (`at`), or
+of its first packed byte (`byte`), and its number of values `n`. The last n % 32 values pass through
+a stack buffer padded with zeros.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from .reference import LARGEST_HALF, ROUNDING
 
 @intrinsic
 def float_to_word(context: Any, value: Any) -> Any:
-    """The bits of a float32, as uint32."""
+    """Return the bits of a float32, as uint32."""
     return types.uint32(types.float32), lambda c, b, s, a: b.bitcast(a[0], I32)
 
 
 @intrinsic
 def word_to_float(context: Any, value: Any) -> Any:
-    """The float32 with the bits of a uint32."""
+    """Return the float32 with the bits of a uint32."""
     return types.float32(types.uint32), lambda c, b, s, a: b.bitcast(a[0], FLOAT)
 
 
 @vector_function("x", "int", returns=types.boolean)
 def begins_a_line(e: Emitter, x: Value, at: Value) -> Value:
-    """Whether a value lies at the beginning of a line of the caches."""
+    """Return True if a value lies at the beginning of a cache line."""
     address = e.b.ptrtoint(e.place(x, at, FLOAT), I64)
     return e.b.icmp_unsigned("==", e.b.urem(address, I64(LINE)), I64(0))
 
 
 @vector_function()
 def finish_stores(e: Emitter) -> None:
-    """Streaming stores are seen by others only after this."""
+    """Make streaming stores visible to other threads."""
     e.b.fence("seq_cst")
 
 
 @vector_function("x", "int", "int")
 def fill_zeros(e: Emitter, x: Value, at: Value, n: Value) -> None:
-    """x = 0"""
+    """Set x = 0."""
     zeros = F32X32(None)
     e.groups(n, lambda first, tail: e.store(zeros, x, e.b.add(at, first), tail))
 
@@ -76,8 +76,11 @@ _REALS = {word: real for real, word in _WORDS.items()}
 
 @intrinsic
 def magnitude_to_word(context: Any, value: Any) -> Any:
-    """The bits of a float32 or float64 without its sign. Their order is that of magnitudes; beyond
-    all numbers comes infinity, and NaN beyond that."""
+    """Return the bits of a float32 or float64 without the sign.
+
+    The order of these words is that of magnitudes; infinity is above all numbers, and NaN above
+    infinity.
+    """
     word = _WORDS[value]
 
     def emit(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -89,7 +92,7 @@ def magnitude_to_word(context: Any, value: Any) -> Any:
 
 @intrinsic
 def word_to_magnitude(context: Any, word: Any) -> Any:
-    """The inverse of `magnitude_to_word`."""
+    """Return the inverse of `magnitude_to_word`."""
     real = _REALS[word]
     return real(word), lambda c, b, s, a: b.bitcast(a[0], c.get_value_type(real))
 
@@ -108,7 +111,7 @@ def set_level(e: Emitter, payload: Value, byte: Value, level: Value) -> None:
 def encode_raw(
     e: Emitter, g: Value, r: Value, payload: Value, at: Value, byte: Value, n: Value
 ) -> None:
-    """payload = v;  r = 0"""
+    """Set payload = v;  r = 0."""
     e.keep_apart()
     place, zeros = e.place(payload, byte, I8), F32X32(None)
 
@@ -143,7 +146,10 @@ def _decode_raw(how: How) -> Any:
 def classify(
     e: Emitter, g: Value, r: Value, payload: Value, at: Value, byte: Value, n: Value
 ) -> list[Value]:
-    """r = v;  write bit = v >= 0;  (sum of v where bit, sum of v elsewhere, how many bits)"""
+    """Set r = v and write bit = v >= 0.
+
+    Returns (sum of v where bit, sum of v elsewhere, number of ones).
+    """
     b = e.b
     high, low, zeros = e.accumulator(), e.accumulator(), F32X32(None)
     count = cgutils.alloca_once_value(b, I64(0))
@@ -163,7 +169,7 @@ def classify(
 
 @vector_function("g", "r", "int", "int", returns=types.float32)
 def plain_sum(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
-    """r = v;  sum of v"""
+    """Set r = v. Return the sum of v."""
     total = e.accumulator()
     e.groups(n, lambda first, tail: e.add_to(total, e.correct(g, r, e.b.add(at, first), tail)))
     return e.total(total)
@@ -173,7 +179,7 @@ def plain_sum(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
 def classify_around(
     e: Emitter, r: Value, payload: Value, at: Value, byte: Value, n: Value, centre: Value
 ) -> Value:
-    """Write bit = v >= centre, with the v in r;  sum of |v - centre|"""
+    """Write bit = v >= centre, with v from r. Return the sum of |v - centre|."""
     b = e.b
     total, centres = e.accumulator(), e.splat(centre)
 
@@ -189,7 +195,7 @@ def classify_around(
 
 @vector_function("g", "r", "int", "int", returns=types.float32)
 def largest(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
-    """r = v;  max |v|, compared as integers, which order non-negative floats alike"""
+    """Set r = v. Return max |v|, compared as integers, which order non-negative floats alike."""
     b = e.b
     place = cgutils.alloca_once_value(b, I32X32(None))
 
@@ -213,7 +219,7 @@ def subtract_levels(
     low: Value,
     high: Value,
 ) -> None:
-    """r = v - (high if bit else low), with the v in r and the bits in the payload"""
+    """Set r = v - (high if bit else low), with v from r and the bits from the payload."""
     b = e.b
     lows, highs = e.splat(low), e.splat(high)
 
@@ -252,7 +258,7 @@ def _unpack_bits(how: How) -> Any:
 
 def _pack_codes(bits: int) -> Any:
     width = GROUP * bits // 8
-    places = [bits * (lane // width) for lane in range(GROUP)]  # of a lane's code in its byte
+    places = [bits * (lane // width) for lane in range(GROUP)]  # the shift of a lane's code
 
     @vector_function("g", "r", "payload", "int", "int", "int", "float", "float")
     def pack_codes(
@@ -266,9 +272,10 @@ def _pack_codes(bits: int) -> Any:
         inverse: Value,
         step: Value,
     ) -> None:
-        """Write the codes of the v in r;  r = v - q
+        """Write the codes of v from r, and set r = v - q.
 
-        code = round(v * inverse): a sum's low bits are the code, in two's complement.
+        code = round(v * inverse): the low bits of the sum with `ROUNDING` are the code, in two's
+        complement.
         """
         b = e.b
         inverses, steps = e.splat(inverse), e.splat(step)
@@ -307,7 +314,7 @@ def _unpack_codes(bits: int, how: How) -> Any:
         def body(first: Value, tail: Value | None) -> None:
             source = e.place(payload, b.add(byte, b.udiv(b.mul(first, I64(bits)), I64(8))), I8)
             packed = e.vector_load(source, kind, 4)
-            fields = [  # each field to the top, and down again with its sign
+            fields = [  # shift each field to the top, then down with its sign
                 b.ashr(b.shl(packed, kind([8 - bits * (i + 1)] * width)), kind([8 - bits] * width))
                 for i in range(parts)
             ]
@@ -330,7 +337,7 @@ unpack_codes_8, unpack_codes_8_stream, unpack_codes_8_add = (_unpack_codes(8, ho
 
 @vector_function("g", "r", "half", "int")
 def encode_bfloat16(e: Emitter, g: Value, r: Value, half: Value, n: Value) -> None:
-    """Nearest even by integer arithmetic, as in the reference."""
+    """Round to nearest even by integer arithmetic, as in the reference."""
     b = e.b
     up = I32X32([16] * GROUP)
 
@@ -347,10 +354,10 @@ def encode_bfloat16(e: Emitter, g: Value, r: Value, half: Value, n: Value) -> No
 
 @vector_function("g", "r", "half", "int")
 def encode_float16(e: Emitter, g: Value, r: Value, half: Value, n: Value) -> None:
-    """Nearest even by float arithmetic; beyond ±65504, the largest.
+    """Round to nearest even by float arithmetic, and clip to ±65504.
 
-    A float16 below 2**(E+1), E >= -14, is a multiple of 2**(E-10). So adding 2**(E+13) rounds to
-    one, denormal or not; the sum's low bits are its significand, and subtracting gives q.
+    A float16 below 2**(E+1), E >= -14, is a multiple of 2**(E-10). So adding 2**(E+13) rounds to a
+    float16, denormal or not; the sum's low bits are its significand, and subtracting gives q.
     """
     b = e.b
 

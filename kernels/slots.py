@@ -1,15 +1,15 @@
-"""How records are found by their ids: open addressing. Array in, array out; CPU only.
+"""A hash table that finds records by id: open addressing. Array in, array out; CPU only.
 
-*Records* lie side by side in chunks of equal size, in the order in which they came: what belongs
-to one id (counters, values, optimizer state) is one record, and so one place in memory. *Slots*
-find them, with linear probing:
+*Records* lie side by side in chunks of equal size, in the order of insertion. A record holds all
+data of an id (counters, values, optimizer state), and so takes a single place in memory. *Slots*
+point to records, with linear probing:
 
     slot = hash << 32 | number of the record + 1,  or 0: free
     hash = upper half of mix(id);  the search begins at hash * slots >> 32
 
-Because of the hash in its slot, a search touches no record but (all but surely) the right one.
-Memory answers late, but many questions at once: ids go through in groups, and each stage asks for
-what the next one reads.
+Since a slot holds the hash, a search almost never touches a wrong record. Memory has a long latency
+but answers many requests in parallel: ids are processed in groups, and each stage prefetches the
+data of the next stage.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .reference import Array
 
 I64, U64 = np.int64, np.uint64
 
-GROUP = 32  #: ids that are on their way through memory together
+GROUP = 32  #: ids processed together, to overlap their memory accesses
 LINE = 64
 
 
 class Layout(NamedTuple):
-    """Where records lie, and what in them; offsets are in bytes, -1: not in this table.
+    """The layout of records in memory. Offsets are in bytes; -1: this table has no such field.
 
-    A record begins with its id. All that is in front of the values is int64.
+    A record begins with its id. All fields before the values are int64.
     """
 
     chunks: Array  #: int64 [chunks], addresses
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     size: int  #: of a record, a multiple of 8
     pushed: int  #: offset of the clock of the last push
     steps: int  #: offset of the number of pushes
-    values: int  #: offset of the values, float32 [width], and of the optimizer's buffers after them
+    values: int  #: offset of the values, float32 [width]; the optimizer's buffers follow
     width: int
 
 
@@ -69,7 +69,7 @@ def _home(hashed: int, slots: Array) -> Any:
 
 @compiled
 def _search(slots: Array, records: Layout, number: int, hashed: int) -> tuple[Any, Any]:
-    """(record of an id or -1, the slot where it is or would be)"""
+    """Return the record of an id, or -1, and the slot with the id or for inserting it."""
     at = _home(hashed, slots)
     while slots[at] != U64(0):
         if slots[at] >> U64(32) == hashed:
@@ -82,13 +82,13 @@ def _search(slots: Array, records: Layout, number: int, hashed: int) -> tuple[An
 
 @compiled
 def find(slots: Array, records: Layout, ids: Array, rows: Array) -> None:
-    """rows[i] = number of the record of ids[i], or -1.
+    """Set rows[i] to the record number of ids[i], or -1.
 
     Args:
         ids: int64 [m].
         rows: int32 [m], written.
 
-    Cost: two cache misses a row.
+    Cost: two cache misses per row.
     """
     hashes = np.empty(GROUP, U64)
     base = address_of(slots)
@@ -97,7 +97,7 @@ def find(slots: Array, records: Layout, ids: Array, rows: Array) -> None:
         for i in range(n):
             hashes[i] = _hash(ids[first + i])
             prefetch(base + 8 * _home(hashes[i], slots))
-        for i in range(n):  # the first slot of this hash: nearly always the right one
+        for i in range(n):  # the first slot with this hash: nearly always the right slot
             at, row = _home(hashes[i], slots), I64(-1)
             while slots[at] != U64(0):
                 if slots[at] >> U64(32) == hashes[i]:
@@ -115,16 +115,16 @@ def find(slots: Array, records: Layout, ids: Array, rows: Array) -> None:
 
 @compiled
 def insert(slots: Array, records: Layout, ids: Array, rows: Array, count: int, clock: int) -> Any:
-    """Give records to the ids that have none: numbers from `count` on, in the order of the ids.
+    """Create records for ids without a record: numbers from `count` on, in the order of the ids.
 
     Args:
-        slots, records: with room for them, changed.
+        slots, records: with room for the new records; changed.
         ids: int64 [m].
-        rows: int32 [m], as `find` has left it; -1 is replaced.
-        count: records so far.
-        clock: of this push, for those records that hold one.
+        rows: int32 [m], from `find`; each -1 is replaced.
+        count: the number of records so far.
+        clock: of this push, stored in new records if the layout has that field.
     Returns:
-        the new number of records; all but the values of the new ones is set.
+        The new number of records. All fields of the new records are set except the values.
     """
     base = address_of(slots)
     for i in range(len(ids)):
@@ -150,7 +150,7 @@ def insert(slots: Array, records: Layout, ids: Array, rows: Array, count: int, c
 
 @compiled
 def index(slots: Array, records: Layout, count: int) -> None:
-    """Enter `count` records, all different, into free slots."""
+    """Insert `count` records, all with different ids, into free slots."""
     base = address_of(slots)
     hashes = np.empty(GROUP, U64)
     for first in range(0, count, GROUP):
@@ -167,7 +167,10 @@ def index(slots: Array, records: Layout, count: int) -> None:
 
 @compiled
 def touch(records: Layout, rows: Array, i: int, clock: int) -> Any:
-    """The record of the i-th row, with its clock and count advanced; the later ones prefetched."""
+    """Return the record of the i-th row, after updating its clock and step count.
+
+    Later records are prefetched.
+    """
     if i + GROUP < len(rows) and rows[i + GROUP] >= 0:
         fetch(records, rows[i + GROUP], records.size)
     if rows[i] >= 0:
@@ -181,13 +184,13 @@ def touch(records: Layout, rows: Array, i: int, clock: int) -> Any:
 
 @compiled
 def count_pushes(records: Layout, rows: Array, clock: int, needed: int, admitted: Array) -> Any:
-    """Count a push of every record; one that has got `needed` is admitted and counts 0 again.
+    """Count a push of every record. Admit a record at `needed` pushes, and reset its count to 0.
 
     Args:
         rows: int32 [m], all different and at least 0.
         admitted: bool [m], written.
     Returns:
-        how many records more than before count anything.
+        The change in the number of records with a count above 0.
     """
     more = 0
     for i in range(len(rows)):
@@ -202,10 +205,12 @@ def count_pushes(records: Layout, rows: Array, clock: int, needed: int, admitted
 
 @compiled
 def sweep(records: Layout, count: int, oldest: int, least_steps: int) -> Any:
-    """Forget the records that were last pushed before `oldest`, or have fewer steps; close ranks.
+    """Remove records last pushed before `oldest`, or with fewer than `least_steps` steps.
+
+    The remaining records are moved together.
 
     Returns:
-        the number of those left, in their old order; the slots know nothing of it.
+        The number of remaining records, in their old order. The slots are not updated.
     """
     left = 0
     for row in range(count):

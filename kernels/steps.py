@@ -1,7 +1,7 @@
-"""The optimizer steps in Numba, and those of local updates: the bytes of `reference`.
+"""Optimizer steps and steps of local updates in Numba: the bytes of `reference`.
 
-Each is one pass over memory. Numba decides by types where the new x goes: in place, LLVM sees one
-pointer, and needs no checks of whether two vectors overlap.
+Each step is one pass over memory. Numba compiles separate code for steps in place, where LLVM sees
+a single pointer and needs no checks for overlapping vectors.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _adam_step_of_quantized(
     out: Array | None = None,
 ) -> None:
     new_x = x if out is None else out
-    begin = U64(0)  # without a sign, an index is not looked at before it is used
+    begin = U64(0)  # unsigned: no check for negative indices
     while begin < len(x):
         group = (first + begin) // GROUP
         end = min((group + U64(1)) * GROUP - first, U64(len(x)))

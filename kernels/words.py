@@ -1,9 +1,9 @@
-"""Words of 64 bits, each of which speaks for 64 values: the vector code of
-`entropy_encoding` and `entropy_decoding`.
+"""Operations on 64-bit words with a bit for each of 64 values: vector code of the entropy code.
 
-A comparison of 64 values gives a word. Of the values that a word marks, `pack_bits` (x86's pext)
-puts the bits, or bytes, side by side, and `spread_bits` (pdep) puts them back; so nothing here goes
-through values one by one. Processors without these two instructions get loops.
+A comparison of 64 values gives a word. `pack_bits` (x86's pext) packs the bits, or bytes, of the
+marked values side by side, and `spread_bits` (pdep) spreads them again; so no operation loops over
+single values. Processors without these two instructions use loops. Used by `entropy_encoding` and
+`entropy_decoding`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .emitter import F32X32, FLOAT, I1, I8, I16, I32, I64, Emitter, Value, vecto
 from .entropy_reference import BLOCK
 
 U64 = np.uint64
-WORD = 64  #: values of a word
-CHUNK = 32  #: values that are quantized at a time
-AHEAD = BLOCK + BLOCK // 4  #: so far ahead values are fetched, while those of a block are at work
+WORD = 64  #: values in a word
+CHUNK = 32  #: values quantized at a time
+AHEAD = BLOCK + BLOCK // 4  #: values: the distance of prefetching, ahead of the current block
 
-#: Processors that have a feature, where NUMBA_CPU_NAME names one and no features are listed.
+#: Processors with a feature, used if NUMBA_CPU_NAME is set without a list of features.
 _V4 = ("skylake-avx512", "icelake-server", "x86-64-v4", "znver4")
 _V3 = ("haswell", "skylake", "x86-64-v3", "znver3", *_V4)
 FEATURES_OF = {
@@ -51,7 +51,7 @@ def _splat(b: Any, scalar: Value, kind: ir.VectorType) -> Value:
 
 
 def _has(context: Any, feature: str) -> bool:
-    """Whether machine code is made for processors that have a feature of x86."""
+    """Return True if machine code is made for processors with a feature of x86."""
     codegen = context.codegen()
     name, features = codegen._get_host_cpu_name(), codegen._tm_features.split(",")
     implied = FEATURES_OF.get(feature, ())
@@ -91,13 +91,13 @@ def _bmi2(name: str, loop: Any) -> Any:
 
 @intrinsic
 def pack_bits(context: Any, x: Any, marked: Any) -> Any:
-    """The bits of x that are marked, side by side from the lowest."""
+    """Return the marked bits of x, side by side from the lowest."""
     return _bmi2("pext", _pack_bits_by_loop)
 
 
 @intrinsic
 def spread_bits(context: Any, x: Any, marked: Any) -> Any:
-    """The lowest bits of x at the places that are marked: the inverse of `pack_bits`."""
+    """Return the lowest bits of x, spread to the marked places: the inverse of `pack_bits`."""
     return _bmi2("pdep", _spread_bits_by_loop)
 
 
@@ -108,20 +108,20 @@ def count_bits(context: Any, x: Any) -> Any:
 
 @intrinsic
 def lowest_bit(context: Any, x: Any) -> Any:
-    """The place of the lowest bit of a word that has one."""
+    """Return the index of the lowest bit of a non-zero word."""
     return types.int64(types.uint64), lambda c, b, s, a: b.cttz(a[0], I1(1))
 
 
 @intrinsic
 def funnel(context: Any, high: Any, low: Any, by: Any) -> Any:
-    """64 of the 128 bits high:low, from bit `by` on, which is below 64."""
+    """Return 64 of the 128 bits high:low, from bit `by` < 64."""
     kinds = (types.uint64, types.uint64, types.int64)
     return types.uint64(*kinds), lambda c, b, s, a: _call(b, "llvm.fshr.i64", I64, *a)
 
 
 @vector_function("bytes", "int", returns=types.uint64)
 def load_word(e: Emitter, array: Value, byte: Value) -> Value:
-    """The 8 bytes from any byte of an array on."""
+    """Load 8 bytes from any byte of an array."""
     return e.vector_load(e.place(array, byte, I8), I64, 1)
 
 
@@ -153,10 +153,10 @@ def _quantize(with_gradient: bool) -> Any:
         k16: Value,
         k8: Value,
     ) -> Value:
-        """k = clip(rint(v * inverse));  r = v - k * step, of a block of 2048 with v = g + r (or r).
+        """Quantize a block: k = clip(rint(v * inverse));  r = v - k * step, with v = g + r (or r).
 
-        Returns the bits that any |k| has. k8 has k where that is below 128. Meanwhile g is fetched,
-        AHEAD of the block, and r so many values ahead.
+        The block has 2048 values. k16 receives k, and k8 receives k clipped to int8. Meanwhile g is
+        prefetched AHEAD of the block, and r by `r_ahead` values. Returns the bitwise or of all |k|.
         """
         b = e.b
         kind16, kind8 = ir.VectorType(I16, CHUNK), ir.VectorType(I8, CHUNK)
@@ -188,7 +188,10 @@ def _quantize(with_gradient: bool) -> Any:
 
 
 def _saturated(b: Any, x: Value, kind: ir.VectorType) -> Value:
-    """To fewer bits: processors have an instruction for it, and none for what cuts bits off."""
+    """Clip to a narrower integer type.
+
+    Processors have an instruction for clipping, but not for cutting bits off.
+    """
     top = 2 ** (kind.element.width - 1)
     width = f"v{x.type.count}i{x.type.element.width}"
     x = _call(b, f"llvm.smax.{width}", x.type, x, x.type([-top] * x.type.count))
@@ -203,8 +206,8 @@ quantize_sum, quantize = _quantize(True), _quantize(False)
 def fetch_eighth(e: Emitter, x: Value, block: Value, part: Value) -> None:
     """Begin to load an eighth of a block into the second-level cache.
 
-    A processor waits when more loads have begun than it keeps track of, which are some dozens. So a
-    block is fetched in parts, with work between them.
+    A processor stalls with more than some dozens of outstanding loads. So a block is fetched in
+    parts, with work in between.
     """
     place = e.b.add(block, e.b.mul(part, I64(BLOCK // 8)))
     _fetch(e, x, place, BLOCK // 8)
@@ -226,18 +229,18 @@ def _asks_for(*features: str) -> Any:
     return intrinsic(typing)
 
 
-has_avx2 = _asks_for("bmi2", "avx2")  #: () -> whether what needs AVX2 and BMI2 can be used
-compresses = _asks_for("avx512vbmi2")  #: () -> whether `compress_word` is a few instructions
+has_avx2 = _asks_for("bmi2", "avx2")  #: () -> True if AVX2 and BMI2 are available
+compresses = _asks_for("avx512vbmi2")  #: () -> True if `compress_word` is a few instructions
 
 
 @vector_function("k8", "int", "live", "int", "places", "int", returns=types.uint64)
 def compress_word(
     e: Emitter, k8: Value, at: Value, live: Value, to: Value, places: Value, places_to: Value
 ) -> Value:
-    """Put those of k8[at : at + 64] that are not 0 to live[to:], and where they are to
-    places[places_to:].
+    """Pack the non-zero values of k8[at : at + 64] into live[to:].
 
-    Returns which these are. What lies behind them, up to 64, is written, too.
+    Their places go to places[places_to:]. Returns the mask of non-zero values. Up to 64 elements
+    are written, also beyond the packed ones.
     """
     b = e.b
     values = e.vector_load(e.place(k8, at, I8), _V64X8, 1)
@@ -271,10 +274,10 @@ def squeeze_octet(
     places: Value,
     places_to: Value,
 ) -> None:
-    """Put some of k8[at : at + 8] to live[to:], and their places to places[places_to:].
+    """Pack some of k8[at : at + 8] into live[to:], and their places into places[places_to:].
 
-    numbers: a byte for each that says which it is. What lies behind, up to 8, is written, too. For
-    AVX2.
+    `numbers` holds their indices, one byte each. Up to 8 elements are written, also beyond the
+    packed ones. Requires AVX2.
     """
     b = e.b
     v8x8, v8x16 = ir.VectorType(I8, 8), ir.VectorType(I16, 8)
@@ -286,7 +289,7 @@ def squeeze_octet(
 
 
 def _shuffled(e: Emitter, x: Value, which: Value) -> Value:
-    """x[which], of 8 bytes."""
+    """Return x[which], for 8 bytes."""
     b = e.b
     wide = ir.VectorType(I32, 16)(list(range(16)))
     narrow = ir.VectorType(I32, 8)(list(range(8)))
@@ -297,7 +300,7 @@ def _shuffled(e: Emitter, x: Value, which: Value) -> Value:
 
 @vector_function("k8", "int", returns=types.uint64)
 def mark_live(e: Emitter, k8: Value, at: Value) -> Value:
-    """Which of 64 int8 are not 0."""
+    """Return the mask of non-zero values among 64 int8."""
     b = e.b
     live = b.icmp_signed("!=", e.vector_load(e.place(k8, at, I8), _V64X8, 1), _V64X8([0] * WORD))
     return b.bitcast(live, I64)
@@ -306,15 +309,15 @@ def mark_live(e: Emitter, k8: Value, at: Value) -> Value:
 def _marked(add: bool) -> Any:
     @vector_function("out", "int", "int", "q", "int", returns=types.int64)
     def use_marked(e: Emitter, out: Value, at: Value, mask: Value, q: Value, i: Value) -> Value:
-        """Spread q[i:] over those of out[at : at + 64] that `mask` marks, and add or set that.
+        """Spread q[i:] over the values of out[at : at + 64] marked by `mask`, and add or set these.
 
-        Values that are not marked stay, or are set to 0. Returns the place in q behind. For AVX2
-        and BMI2.
+        Unmarked values stay, or are set to 0. Returns the index after the last used q. Requires
+        AVX2 and BMI2.
         """
         b = e.b
         lanes = 16 if _has(e.context, "avx512f") else 8
         kind = ir.VectorType(FLOAT, lanes)
-        others = kind([-0.0 if add else 0.0] * lanes)  # x + -0 is x, also if that is a zero
+        others = kind([-0.0 if add else 0.0] * lanes)  # x + -0 is x, also for zeros
         for first in range(0, WORD, lanes):
             part = b.trunc(b.lshr(mask, I64(first)), ir.IntType(lanes))
             x = e.vector_load(e.place(q, i, FLOAT), kind, 4)
@@ -333,7 +336,7 @@ def _spread_16(b: Any, x: Value, mask: Value, others: Value) -> Value:
 
 
 def _spread_8(b: Any, x: Value, mask: Value, others: Value) -> Value:
-    """A byte of ones for each bit; then the numbers 0, 1, ... in these bytes."""
+    """Expand the mask to bytes of ones, number these 0, 1, ..., and permute."""
     v8x8, v8x32 = ir.VectorType(I8, 8), ir.VectorType(I32, 8)
     ones = _call(b, "llvm.x86.bmi.pdep.64", I64, b.zext(mask, I64), I64(0x0101010101010101))
     marked = b.sub(b.shl(ones, I64(8)), ones)
@@ -349,7 +352,7 @@ add_marked, set_marked = _marked(True), _marked(False)
 
 @vector_function("places", "int", "x")
 def gaps(e: Emitter, places: Value, at: Value, x: Value) -> None:
-    """x[at : at + 64] = places[at + 1 : ...] - places[at : ...] - 1"""
+    """Set x[at : at + 64] = places[at + 1 : ...] - places[at : ...] - 1."""
     b = e.b
     here = e.vector_load(e.place(places, b.add(at, I64(1)), I16), _V64X16, 2)
     before = e.vector_load(e.place(places, at, I16), _V64X16, 2)
@@ -359,7 +362,7 @@ def gaps(e: Emitter, places: Value, at: Value, x: Value) -> None:
 
 @vector_function("live", "int", "x", returns=types.Tuple([types.uint64, types.int64]))
 def sizes_8(e: Emitter, live: Value, at: Value, x: Value) -> list[Value]:
-    """x[at : at + 64] = max(|live| - 1, 0) of 64 int8;  (which are negative, the sum of x)"""
+    """Set x[at : at + 64] = max(|live| - 1, 0) of 64 int8. Return (mask of negatives, sum of x)."""
     b = e.b
     k = b.sext(e.vector_load(e.place(live, at, I8), _V64X8, 1), _V64X16)
     return _sizes(e, k, at, x)
@@ -367,7 +370,7 @@ def sizes_8(e: Emitter, live: Value, at: Value, x: Value) -> list[Value]:
 
 @vector_function("live", "int", "x", returns=types.Tuple([types.uint64, types.int64]))
 def sizes_16(e: Emitter, live: Value, at: Value, x: Value) -> list[Value]:
-    """The same of int16."""
+    """Do the same as `sizes_8` for int16."""
     return _sizes(e, e.vector_load(e.place(live, at, I16), _V64X16, 2), at, x)
 
 
@@ -384,7 +387,7 @@ def _sizes(e: Emitter, k: Value, at: Value, x: Value) -> list[Value]:
 
 @vector_function("x", "int", "int", returns=types.uint64)
 def with_bit(e: Emitter, x: Value, at: Value, bit: Value) -> Value:
-    """Which of 64 uint16 have a bit, given as a number that has just this one."""
+    """Return the mask of those of 64 uint16 that have a bit, given as a power of two."""
     b = e.b
     bits = _splat(b, b.trunc(bit, I16), _V64X16)
     values = e.vector_load(e.place(x, at, I16), _V64X16, 2)
@@ -393,7 +396,7 @@ def with_bit(e: Emitter, x: Value, at: Value, bit: Value) -> Value:
 
 @vector_function("x", "int", "int", returns=types.uint64)
 def at_least(e: Emitter, x: Value, at: Value, least: Value) -> Value:
-    """Which of 64 int16 are at least so large: 1 to 32768."""
+    """Return the mask of those of 64 int16 that are at least `least`: 1 to 32768."""
     b = e.b
     bound = _splat(b, b.trunc(b.sub(least, I64(1)), I16), _V64X16)
     values = e.vector_load(e.place(x, at, I16), _V64X16, 2)
@@ -404,9 +407,9 @@ def at_least(e: Emitter, x: Value, at: Value, least: Value) -> Value:
 def numbers_of_planes(
     e: Emitter, words: Value, first: Value, planes: Value, x: Value, at: Value
 ) -> Value:
-    """x[at : at + 64] (uint16) = the numbers whose bit j is in words[first + j], j < planes.
+    """Set x[at : at + 64] (uint16) to numbers whose bit j is in words[first + j], j < planes.
 
-    Returns the bits that any of them has.
+    Returns the bitwise or of the numbers.
     """
     b = e.b
     zero, bits = _V16X16([0] * 16), ir.VectorType(I1, 16)
@@ -430,7 +433,7 @@ def numbers_of_planes(
 
 @vector_function("x", "int", "int", "float", "q")
 def dequantize(e: Emitter, x: Value, at: Value, signs: Value, step: Value, q: Value) -> None:
-    """q[at : at + 64] = step * (x + 1), negative where the word `signs` says so"""
+    """Set q[at : at + 64] = step * (x + 1), negated by the bits of `signs`."""
     b = e.b
     f16, bits = ir.VectorType(FLOAT, 16), ir.VectorType(I1, 16)
     steps = _splat(b, step, f16)
@@ -446,7 +449,7 @@ def dequantize(e: Emitter, x: Value, at: Value, signs: Value, step: Value, q: Va
 
 @vector_function("x", "int", "int", returns=types.int64)
 def sum_shifted(e: Emitter, x: Value, at: Value, by: Value) -> Value:
-    """The sum of x >> by, of 64 int16 that are not negative."""
+    """Return the sum of x >> by, of 64 non-negative int16."""
     b = e.b
     shifts = _splat(b, b.trunc(by, I16), _V64X16)
     values = b.lshr(e.vector_load(e.place(x, at, I16), _V64X16, 2), shifts)
@@ -456,5 +459,5 @@ def sum_shifted(e: Emitter, x: Value, at: Value, by: Value) -> Value:
 
 @vector_function("x", "int")
 def clear(e: Emitter, x: Value, at: Value) -> None:
-    """x[at : at + 64] = 0, of int16"""
+    """Set x[at : at + 64] = 0, of int16."""
     e.vector_store(_V64X16([0] * WORD), e.place(x, at, I16), 2)

@@ -1,11 +1,11 @@
 """The kernels on NVIDIA GPUs: CuPy arrays in, CuPy arrays out, on CuPy's current stream.
 
-The same functions as in `reference`, with the same bytes; that file says what each one does.
-The kernels are the .cu files beside this one, and they run at the speed of memory: a warp reads
-a block once, holds it in registers, and writes it once. Blocks of more than 1024 values are
-correct but read every pass anew. Arrays must be contiguous, payloads aligned to 4 bytes.
+The functions are those of `reference`, with the same bytes; see there for their descriptions. The
+kernels are the .cu files in this folder. They run at the speed of memory: a warp reads a block
+once, holds it in registers, and writes it once. Blocks of more than 1024 values are correct, but
+every pass reads them again. Arrays must be contiguous, payloads aligned to 4 bytes.
 
-CuPy is imported, and a kernel is compiled, with the first call that needs it.
+The first call imports CuPy, and compiles the kernel.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ __all__ = ["decode_entropy", "encode_entropy"]
 Array = Any
 """A contiguous ``cupy.ndarray``."""
 
-_MOST_GRID = 1024  # fills the largest chip; each of its warps then meets the others once
+_MOST_GRID = 1024  # fills the largest GPU; each warp then makes a single atomic update
 
 
 def encode_1bit(
     blocks: Blocks, gradient: Array, residual: Array, payload: Array, mean_threshold: bool
 ) -> None:
-    """As `reference.encode_1bit`. Memory traffic: 12.125 bytes a value."""
+    """See `reference.encode_1bit`. Memory traffic: 12.125 bytes per value."""
     over_blocks("one_bit.cu", "encode_1bit", blocks, (gradient, residual, payload), mean_threshold)
 
 
 def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """As `reference.decode_1bit`. Memory traffic: 8.125 bytes a value, or 4.125 without `add`."""
+    """See `reference.decode_1bit`. Memory traffic: 8.125 bytes per value, 4.125 to set."""
     over_blocks("one_bit.cu", "decode_1bit", blocks, (payload, out), add)
 
 
 def encode_levels(
     bits: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
 ) -> None:
-    """As `reference.encode_levels`. Memory traffic: 12 bytes a value, and the code."""
+    """See `reference.encode_levels`. Memory traffic: 12 bytes per value, and the code."""
     arrays = (gradient, residual, payload)
     over_blocks("levels.cu", "encode_levels", blocks, arrays, BITS=bits)
 
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """As `reference.decode_levels`. Memory traffic: 8 bytes a value and the code, or 4."""
+    """See `reference.decode_levels`. Memory traffic: 8 bytes per value, 4 to set, and the code."""
     over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, BITS=bits)
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
-    """As `reference.encode_half`. Memory traffic: 14 bytes a value."""
+    """See `reference.encode_half`. Memory traffic: 14 bytes per value."""
     arrays = (gradient, residual, payload.view(np.uint16))
     over_elements("half.cu", "encode_half", arrays, np.int32(bfloat))
 
 
 def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
-    """As `reference.decode_half`. Memory traffic: 10 bytes a value, or 6 without `add`."""
+    """See `reference.decode_half`. Memory traffic: 10 bytes per value, 6 to set."""
     arrays = (payload.view(np.uint16), out)
     over_elements("half.cu", "decode_half", arrays, np.int32(add), np.int32(bfloat))
 
 
 def largest_magnitude(x: Array) -> float:
-    """As `reference.largest_magnitude`. Waits for the device once."""
+    """See `reference.largest_magnitude`. Waits for the device once."""
     cupy: Any = importlib.import_module("cupy")
     words = x.view(np.dtype(f"u{x.itemsize}"))
     largest = cupy.zeros(1, words.dtype)
@@ -75,7 +75,7 @@ def largest_magnitude(x: Array) -> float:
 
 
 def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
-    """As `reference.sgd_step`. Memory traffic: 3 values a value."""
+    """See `reference.sgd_step`. Memory traffic: 3 values per element."""
     arrays, number = (x, gradient, _new(x, out)), x.dtype.type(lr)
     over_elements("optimizer_steps.cu", "sgd_step", arrays, number, bits=_bits(x))
 
@@ -90,7 +90,7 @@ def momentum_step(
     nesterov: bool,
     out: Array | None = None,
 ) -> None:
-    """As `reference.momentum_step`. Memory traffic: 5 values a value."""
+    """See `reference.momentum_step`. Memory traffic: 5 values per element."""
     numbers = *map(x.dtype.type, (lr, momentum, gain)), np.int32(nesterov)
     arrays = (x, m, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "momentum_step", arrays, *numbers, bits=_bits(x))
@@ -109,7 +109,7 @@ def adam_step(
     decay: float,
     out: Array | None = None,
 ) -> None:
-    """As `reference.adam_step`. Memory traffic: 7 values a value."""
+    """See `reference.adam_step`. Memory traffic: 7 values per element."""
     numbers = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay))
     arrays = (x, m, v, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "adam_step", arrays, *numbers, bits=_bits(x))
@@ -132,15 +132,17 @@ def adam_step_of_quantized(
     least: float,
     out: Array | None = None,
 ) -> None:
-    """As `reference.adam_step_of_quantized`. Memory traffic: 7 values a value."""
+    """See `reference.adam_step_of_quantized`. Memory traffic: 7 values per element."""
     reals = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, least))
     arrays, numbers = (x, m, v, gradient, _new(x, out), slopes, shifts), (np.int64(first), *reals)
     over_elements("optimizer_steps.cu", "adam_step_of_quantized", arrays, *numbers, bits=_bits(x))
 
 
 def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
-    """As `reference.add_to_groups`, with a thread for each group. Memory traffic: 1 value a value,
-    not side by side."""
+    """See `reference.add_to_groups`; a thread for each group. Memory traffic: 1 value per element.
+
+    The accesses of a warp are not contiguous.
+    """
     numbers = np.int64(values.size), np.int64(first), np.uint64(step)
     over_elements("optimizer_steps.cu", "add_to_groups", (sums, values), *numbers, bits=_bits(sums))
 
@@ -154,28 +156,30 @@ def adagrad_step(
     epsilon: float,
     out: Array | None = None,
 ) -> None:
-    """As `reference.adagrad_step`. Memory traffic: 5 values a value."""
+    """See `reference.adagrad_step`. Memory traffic: 5 values per element."""
     numbers = map(x.dtype.type, (scale, lr, epsilon))
     arrays = (x, s, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "adagrad_step", arrays, *numbers, bits=_bits(x))
 
 
 def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
-    """As `reference.compensate_delay`. Memory traffic: 4 values a value."""
+    """See `reference.compensate_delay`. Memory traffic: 4 values per element."""
     arrays, number = (gradient, x, backup), x.dtype.type(factor)
     over_elements("optimizer_steps.cu", "compensate_delay", arrays, number, bits=_bits(x))
 
 
 def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
-    """As `reference.low_rank_product`. Memory traffic: 1 value a value, or 2 with `subtract`."""
+    """See `reference.low_rank_product`. Memory traffic: 1 value per element, 2 to subtract."""
     columns, arrays = np.int64(len(q) // rank), (out, p, q)
     numbers = columns, np.int32(rank), np.int32(subtract)
     over_elements("low_rank.cu", "low_rank_product", arrays, *numbers, bits=_bits(out))
 
 
 def weighted_difference(x: Array, start: Array, weight: float, out: Array | None = None) -> float:
-    """As `reference.weighted_difference`. Memory traffic: 3 values a value. Waits for the device
-    once."""
+    """See `reference.weighted_difference`. Memory traffic: 3 values per element.
+
+    Waits for the device once.
+    """
     cupy: Any = importlib.import_module("cupy")
     largest = cupy.zeros(1, np.dtype(f"u{x.itemsize}"))
     arrays, number = (x, start, _new(x, out), largest), x.dtype.type(weight)
@@ -185,7 +189,7 @@ def weighted_difference(x: Array, start: Array, weight: float, out: Array | None
 
 
 def averaging_step(x: Array, gradient: Array) -> None:
-    """As `reference.averaging_step`. Memory traffic: 4 values a value."""
+    """See `reference.averaging_step`. Memory traffic: 4 values per element."""
     over_elements("outer_steps.cu", "averaging_step", (x, gradient), bits=_bits(x))
 
 
@@ -198,20 +202,19 @@ def outer_momentum_step(
     gain: float,
     nesterov: bool,
 ) -> None:
-    """As `reference.outer_momentum_step`. Memory traffic: 6 values a value."""
+    """See `reference.outer_momentum_step`. Memory traffic: 6 values per element."""
     numbers = *map(x.dtype.type, (lr, momentum, gain)), np.int32(nesterov)
     arrays = (x, m, gradient)
     over_elements("outer_steps.cu", "outer_momentum_step", arrays, *numbers, bits=_bits(x))
 
 
 def mix(x: Array, common: Array, weight: float) -> None:
-    """As `reference.mix`. Memory traffic: 3 values a value."""
+    """See `reference.mix`. Memory traffic: 3 values per element."""
     number = x.dtype.type(weight)
     over_elements("outer_steps.cu", "mix", (x, common), number, bits=_bits(x))
 
 
 def _new(x: Array, out: Array | None) -> Array:
-    """Where the new x goes."""
     return x if out is None else out
 
 

@@ -1,31 +1,31 @@
 // The entropy code of ../entropy_reference.py: a warp encodes or decodes a block of 2048 values.
 //
-// A message is written in three launches. `code_blocks` quantizes, and writes what each block has
-// into a slot of its own; `place_blocks` finds where that belongs; `write_message` moves it there.
-// Reading is the same in two: `find_blocks`, then `decode_blocks`.
+// A message is written in three launches: `code_blocks` quantizes, and writes each block's payload
+// into a slot of its own; `place_blocks` computes the position of each payload; `write_message`
+// moves the payloads there. A message is read in two: `find_blocks`, then `decode_blocks`.
 //
-// The warp puts the live values of its block side by side in shared memory. A ballot over 32 of
-// them is 32 bits of a plane. From then on a value that is 0 costs nothing.
+// A warp packs the live values of its block side by side in shared memory. A ballot over 32 live
+// values is 32 bits of a plane. After the packing, zero values cost nothing.
 //
 // Memory traffic per value: encode reads g, reads and writes r: 12 bytes, and three times the
 // message; decode 4 bytes and the message. Decode-and-add reads and writes only the 32-byte sectors
-// in which a value is live, and the message.
+// with live values, and the message.
 #include "warp.h"
 
 #define BLOCK 2048        // values
 #define LARGEST 32767.0f  // of |k|
-#define GROUP 4           // values that have a bit together
-#define SPARSE 8          // gaps are coded where fewer than one in so many values is live
+#define GROUP 4           // values with a common bit
+#define SPARSE 8          // gaps are used if fewer than one in this number of values is live
 #define IN_GROUPS 12      // in a header, in place of `low`
 #define RAW 15            // likewise
 #define NO_SIZES 15       // in a header, in place of `size_low`
-#define CHUNK 1024        // blocks whose places a warp finds
-#define SLOT 1024         // words for what a block has
+#define CHUNK 1024        // blocks positioned by a warp
+#define SLOT 1024         // words for the payload of a block
 #define AT_ONCE 16        // groups of 32 values that a warp loads together
 #define WARPS 4           // of a thread block
 #define NO_ROOM (-1)      // in place of a length
 
-// A number of headers, and a number of bytes below it.
+// A number of headers in the upper bits, and a number of bytes in the lower 40 bits.
 typedef unsigned long long Extent;
 #define ONE_HEADER (1ull << 40)
 #define HEADERS(extent) ((long long)((extent) >> 40))
@@ -53,7 +53,7 @@ INLINE Extent warp_sum_of_extents(Extent x)
     return x;
 }
 
-// x of this lane and of all lanes before it.
+// The sum of x over this lane and all lanes before it.
 INLINE unsigned sum_up_to_lane(unsigned x)
 {
 #pragma unroll
@@ -72,7 +72,7 @@ INLINE long long mark_words(long long blocks) { return (blocks + 31) / 32; }
 
 INLINE long long head_bytes(long long blocks) { return 8 + 4 * mark_words(blocks); }
 
-// Bytes of the payload of a block with this header; 0: it has neither.
+// Bytes of the payload of a block with this header; 0 for a block without header.
 INLINE unsigned bytes_of(unsigned header, int length)
 {
     return (header >> 23 & 15) == RAW ? 2u * (unsigned)length : header >> 11 & 4095;
@@ -87,14 +87,14 @@ INLINE int rice_low(unsigned total, unsigned count)
 
 // A stream of bits that all lanes append to: 32 words of it, one in each lane, are stored together.
 typedef struct {
-    unsigned *words;          // where the next 32 go
+    unsigned *words;          // the address of the next 32 words
     unsigned word;            // of this lane
-    int count;                // of these words that are complete
-    unsigned long long kept;  // the `fill` bits behind them, below 32
+    int count;                // complete words among these 32
+    unsigned long long kept;  // the next `fill` bits, fewer than 32
     int fill;
 } Stream;
 
-// Append `count` bits, 0 to 32; those above are 0.
+// Append `count` bits, 0 to 32; the higher bits are 0.
 INLINE void put(Stream *stream, unsigned bits, int count)
 {
     stream->kept |= (unsigned long long)bits << stream->fill;
@@ -120,14 +120,14 @@ INLINE void finish(Stream *stream)
         stream->words[lane_of_warp()] = stream->word;
 }
 
-// Bits of numbers in planes.
+// The number of bits for numbers in planes.
 INLINE unsigned plane_bits(unsigned sum_of_shifted, int count, int low)
 {
     return warp_sum_of_unsigned(sum_of_shifted) + (unsigned)(count * (low + 1));
 }
 
-// Append numbers in planes, and put others in their place: each plane puts the numbers that the
-// next one asks about side by side.
+// Append numbers in planes. Overwrites the numbers: each plane packs the numbers of the next plane
+// side by side.
 INLINE void put_planes(Stream *stream, unsigned short *numbers, int count, int low)
 {
     const int lane = lane_of_warp();
@@ -143,7 +143,7 @@ INLINE void put_planes(Stream *stream, unsigned short *numbers, int count, int l
             const int more = (int)(number >> low) > t;
             const unsigned ballot = __ballot_sync(WHOLE_WARP, more);
             put(stream, ballot, least(count - at, 32));
-            if (more)  // never behind what has been read
+            if (more)  // overwrites only numbers already read
                 numbers[left + __popc(ballot & lanes_before())] = (unsigned short)number;
             left += __popc(ballot);
         }
@@ -152,13 +152,13 @@ INLINE void put_planes(Stream *stream, unsigned short *numbers, int count, int l
     }
 }
 
-// Which are live of the 32 values from `at` on.
+// The mask of live values among the 32 values from `at`.
 INLINE unsigned mask_of(int at, unsigned low_mask, unsigned high_mask)
 {
     return __shfl_sync(WHOLE_WARP, at < 1024 ? low_mask : high_mask, (unsigned)at / 32);
 }
 
-// The lowest bit of each group of these 32 values in which one is live.
+// The lowest bit of each group with live values, of 32 values.
 INLINE unsigned live_groups(unsigned mask)
 {
     mask |= mask >> 1;
@@ -166,7 +166,7 @@ INLINE unsigned live_groups(unsigned mask)
     return mask & 0x11111111u;
 }
 
-// Put the groups in which a value is live side by side.
+// Pack the groups with live values side by side.
 INLINE unsigned squeeze_groups(unsigned mask)
 {
     unsigned squeezed = 0;
@@ -178,7 +178,7 @@ INLINE unsigned squeeze_groups(unsigned mask)
     return squeezed;
 }
 
-// Append which groups have live values, and which these are.
+// Append a bit for each group, then 4 bits for each group with live values.
 INLINE void put_groups(Stream *stream, unsigned low_mask, unsigned high_mask, int length)
 {
     for (int at = 0; at < length; at += 32 * GROUP) {
@@ -195,11 +195,11 @@ INLINE void put_groups(Stream *stream, unsigned low_mask, unsigned high_mask, in
     }
 }
 
-// k = clip(rint(v / step)), r = v - k * step, and what each block has: its header, 0 if no value is
-// live, and its payload in its slot.  Grid: a warp for every block.
+// k = clip(rint(v / step)), r = v - k * step, and for each block its header, 0 if no value is live,
+// and its payload in its slot.  Grid: a warp for every block.
 BLOCK_KERNEL code_blocks(
     const float *__restrict__ gradient,  // [n], e.g. 5000; not read without with_gradient
-    float *__restrict__ residual,        // [n], read; then what is lost
+    float *__restrict__ residual,        // [n], read; then v - q
     unsigned *__restrict__ slots,        // [SLOT * blocks], e.g. 3072
     unsigned *__restrict__ headers,      // [blocks], e.g. 3
     long long n, float step, float inverse, int with_gradient)
@@ -215,8 +215,8 @@ BLOCK_KERNEL code_blocks(
     residual += block * BLOCK;
     slots += block * SLOT;
 
-    int z = 0, end = 0;  // the number of live values so far, and where the last one ends
-    unsigned low_mask = 0, high_mask = 0;  // lane j: which live of values 32 j and 1024 + 32 j on
+    int z = 0, end = 0;  // the number of live values so far, and the index after the last of these
+    unsigned low_mask = 0, high_mask = 0;  // lane j: masks of values 32 j.. and 1024 + 32 j..
     unsigned size_sum = 0;
     for (int at = 0; at < length; at += 32 * AT_ONCE) {
         float v[AT_ONCE];
@@ -324,8 +324,8 @@ BLOCK_KERNEL code_blocks(
                          (unsigned)size_low << 27;
 }
 
-// From the headers of 32 blocks, this lane's and the others', what all blocks of the chunk before
-// this lane's have; `sum` grows from that of the blocks before the 32 to that of these too.
+// From the headers of 32 blocks, one per lane: the extent of all blocks of the chunk before this
+// lane's block. `sum` is the extent before the 32 blocks, and then includes these.
 INLINE Extent extent_before(unsigned header, int length, Extent *sum)
 {
     const unsigned bytes = header ? bytes_of(header, length) : 0;
@@ -361,7 +361,7 @@ BLOCK_KERNEL place_blocks(
         chunks[chunk] = sum;
 }
 
-// What all chunks from `first` to `end` have.
+// The extent of all chunks from `first` to `end` - 1.
 INLINE Extent extent_of_chunks(const Extent *chunks, long long first, long long end)
 {
     Extent sum = 0;
@@ -370,7 +370,7 @@ INLINE Extent extent_of_chunks(const Extent *chunks, long long first, long long 
     return warp_sum_of_extents(sum);
 }
 
-// Copy bytes to any place, from the beginning of a word: all but the ends by whole words.
+// Copy bytes from an aligned address to any address: by whole words except at the ends.
 INLINE void copy_bytes(unsigned char *to, const unsigned *from, int count)
 {
     const int lane = lane_of_warp(), skew = (int)((unsigned long long)to & 3);
@@ -390,7 +390,7 @@ INLINE void copy_bytes(unsigned char *to, const unsigned *from, int count)
         to[behind + lane] = bytes[behind + lane];
 }
 
-// The message, if it fits.  Grid: a warp for every block, and one if there is none.
+// Write the message, if it fits.  Grid: a warp for every block, but at least one.
 BLOCK_KERNEL write_message(
     const unsigned *__restrict__ slots,              // [SLOT * blocks], e.g. 3072
     const unsigned *__restrict__ headers,            // [blocks], e.g. 3
@@ -438,11 +438,11 @@ BLOCK_KERNEL write_message(
 
 // ------------------------------------------------------------------------------------- decoding
 
-// What can be read from a word of the payload on.
+// The readable bits of a payload, from a word.
 typedef struct {
     const unsigned *words;
     int whole;      // words
-    unsigned last;  // the bytes behind these, then zeros
+    unsigned last;  // the bytes after these words, then zeros
 } Bits;
 
 INLINE Bits bits_from(const unsigned char *bytes, long long count)
@@ -467,7 +467,7 @@ INLINE unsigned bit_at(const Bits *bits, unsigned bit)
     return word_at(bits, (int)(bit / 32)) >> bit % 32 & 1;
 }
 
-// 32 bits from any one on.
+// 32 bits from any bit.
 INLINE unsigned bits_at(const Bits *bits, unsigned bit)
 {
     const int word = (int)(bit / 32);
@@ -475,7 +475,7 @@ INLINE unsigned bits_at(const Bits *bits, unsigned bit)
     return (unsigned)((high << 32 | word_at(bits, word)) >> bit % 32);
 }
 
-// numbers = `count` numbers in planes, none above `most`. The bit behind them; or -1: damaged.
+// Read `count` numbers in planes, none above `most`. Return the bit after these; or -1: damaged.
 INLINE int take_planes(const Bits *bits, int bit, int end, int count, int low, int most,
                        unsigned short *numbers)
 {
@@ -490,7 +490,7 @@ INLINE int take_planes(const Bits *bits, int bit, int end, int count, int low, i
     }
     bit += count * low;
 
-    unsigned alive[2];  // lane j: which are of the numbers 32 j and on, and of those 1024 behind
+    unsigned alive[2];  // lane j: masks of numbers 32 j.. and 1024 + 32 j..
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int here = count - 1024 * half - 32 * lane;
@@ -527,8 +527,8 @@ INLINE int take_planes(const Bits *bits, int bit, int end, int count, int low, i
     return __ballot_sync(WHOLE_WARP, above) ? -1 : bit;
 }
 
-// masks = which values are live, a word for every 32, from the gaps before them.
-// The bit behind these; or -1: damaged.
+// Read the masks of live values, a word for every 32 values, from the gaps before live values.
+// Return the bit after the gaps; or -1: damaged.
 INLINE int take_gaps(const Bits *bits, int bit, int end, int z, int low, int length,
                      unsigned short *gaps, unsigned *masks)
 {
@@ -539,7 +539,7 @@ INLINE int take_gaps(const Bits *bits, int bit, int end, int z, int low, int len
     for (int i = lane; i < BLOCK / 32; i += 32)
         masks[i] = 0;
     __syncwarp();
-    int behind = 0;  // the last live value
+    int behind = 0;  // the index after the last live value
     for (int at = 0; at < z; at += 32) {
         const unsigned more = at + lane < z ? gaps[at + lane] + 1u : 0;
         const unsigned to_here = sum_up_to_lane(more);
@@ -552,7 +552,7 @@ INLINE int take_gaps(const Bits *bits, int bit, int end, int z, int low, int len
     return behind <= length ? bit : -1;
 }
 
-// The same from a bit for each value.
+// Read the masks from a bit for each value.
 INLINE int take_marks(const Bits *bits, int bit, int end, int z, int length, unsigned *masks)
 {
     const int lane = lane_of_warp();
@@ -571,7 +571,7 @@ INLINE int take_marks(const Bits *bits, int bit, int end, int z, int length, uns
     return (int)warp_sum_of_unsigned(count) == z ? bit + length : -1;
 }
 
-// The same from a bit for each group, and the bits of those groups that have live values.
+// Read the masks from a bit for each group, and 4 bits for each group with live values.
 INLINE int take_groups(const Bits *bits, int bit, int end, int z, int length, unsigned *masks)
 {
     const int groups = (length + GROUP - 1) / GROUP;
@@ -606,8 +606,8 @@ INLINE void set_or_add(float *out, int is_live, float q, int add)
         *out = *out + q;
 }
 
-// out = q, or out += q, of a block whose payload begins with byte `at` of a message that has
-// `total` bytes. 0: damaged.
+// out = q, or out += q, for a block whose payload begins at byte `at` of a message of `total`
+// bytes. Return 0 if damaged.
 INLINE int decode_block(const unsigned char *payload, long long at, long long total,
                         unsigned header, float *out, int length, float step, int add,
                         unsigned short *numbers, unsigned *masks)
@@ -663,14 +663,14 @@ INLINE int decode_block(const unsigned char *payload, long long at, long long to
     return 1;
 }
 
-// The headers of the blocks with live values, 0 of the others, and what lies before each.
-// Grid: a warp for every CHUNK of blocks, and one if there is none.
+// Find the header of each block, 0 for a block without live values, and the extent before it.
+// Grid: a warp for every CHUNK of blocks, but at least one.
 BLOCK_KERNEL find_blocks(
     const unsigned char *__restrict__ payload,  // [room], head_bytes or more; 4-byte aligned
     unsigned *__restrict__ headers,             // [blocks], e.g. 3
     unsigned long long *__restrict__ extents,   // [blocks]: of the blocks before it in its chunk
     unsigned long long *__restrict__ chunks,    // [ceil(blocks / CHUNK)]: of the chunk
-    unsigned *__restrict__ result,              // [3], 0 before; bytes, and [1]: is it damaged?
+    unsigned *__restrict__ result,              // [3], 0 before; [0]: bytes; [1]: 1 if damaged
     long long n, long long room)
 {
     const int lane = lane_of_warp();
@@ -687,7 +687,7 @@ BLOCK_KERNEL find_blocks(
     long long before = warp_sum_of_unsigned(count);
     const int here = least(blocks - chunk * CHUNK, CHUNK);
     const unsigned marks_of_lane = 32 * lane < here ? marks[32 * chunk + lane] : 0;
-    const int behind = here - 32 * lane;  // a mark of a block that does not exist
+    const int behind = here - 32 * lane;  // bits from here on mark blocks that do not exist
     int damaged = behind > 0 && behind < 32 && marks_of_lane >> behind != 0;
     Extent sum = 0;
     for (int at = 0; at < here; at += 32) {
@@ -716,14 +716,14 @@ BLOCK_KERNEL find_blocks(
         result[1] = 1;
 }
 
-// out = q, or out += q.  Grid: a warp for every block, and one if there is none.
+// out = q, or out += q.  Grid: a warp for every block, but at least one.
 BLOCK_KERNEL decode_blocks(
     const unsigned char *__restrict__ payload,       // [total or more]; 4-byte aligned
     const unsigned *__restrict__ headers,            // [blocks], as from find_blocks
     const unsigned long long *__restrict__ extents,  // [blocks]
     const unsigned long long *__restrict__ chunks,   // [ceil(blocks / CHUNK)]
     float *__restrict__ out,                         // [n], e.g. 5000
-    unsigned *__restrict__ result,                   // [3], as from find_blocks; [2]: is a block?
+    unsigned *__restrict__ result,                   // [3], from find_blocks; [2]: 1 if damaged
     long long n, int add)
 {
     __shared__ unsigned short numbers[WARPS][BLOCK];
@@ -754,7 +754,7 @@ BLOCK_KERNEL decode_blocks(
         result[2] = 1;
 }
 
-// r = (v - q) + q, of what code_blocks has written.  Grid: a warp for every block.
+// r = (v - q) + q, undoing code_blocks.  Grid: a warp for every block.
 BLOCK_KERNEL put_back(
     const unsigned *__restrict__ slots,    // [SLOT * blocks], e.g. 3072
     const unsigned *__restrict__ headers,  // [blocks], e.g. 3

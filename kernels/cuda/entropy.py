@@ -1,7 +1,7 @@
-"""The entropy code on NVIDIA GPUs: the launches that one message takes.
+"""The entropy code on NVIDIA GPUs: the kernel launches for one message.
 
-The warps do not know where in the message their blocks go until all blocks are coded. So each
-codes into a slot of its own, and the next launches put what is in the slots side by side.
+The position of a block in the message is known only after all blocks are coded. So each warp codes
+into a slot of its own, and later launches move the contents of the slots together.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Array = Any
 """A contiguous ``cupy.ndarray``."""
 
 _FILE = "entropy.cu"
-_CHUNK = 1024  #: blocks whose places a warp finds
-_SLOT = 1024  #: words for what a block has
+_CHUNK = 1024  #: blocks positioned by a warp
+_SLOT = 1024  #: words for the payload of a block
 _NO_ROOM = -1  #: in place of a length
 
 
 def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step: float) -> int:
-    """As `reference.encode_entropy`. Memory traffic: 12 bytes a value, and thrice the message.
+    """See `reference.encode_entropy`. Memory traffic: 12 bytes per value, and 3 times the message.
 
-    Takes 2 bytes a value of memory meanwhile. Waits for the device once, and once more each time
-    that the step is doubled.
+    Temporary memory: 2 bytes per value. Waits for the device once, and once more each time the step
+    is doubled.
     """
     cupy: Any = importlib.import_module("cupy")
     n, blocks, chunks = residual.size, *_counts(residual.size)
@@ -51,10 +51,10 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
 
 
 def decode_entropy(payload: Array, out: Array, add: bool) -> int:
-    """As `reference.decode_entropy`. Memory traffic: 4 bytes a value, and the message.
+    """See `reference.decode_entropy`. Memory traffic: 4 bytes per value, and the message.
 
-    With `add` it is the 32-byte sectors in which a value is live, read and written, and the
-    message. Waits for the device once.
+    With `add`, the traffic is the message and the 32-byte sectors with live values, read and
+    written. Waits for the device once.
     """
     cupy: Any = importlib.import_module("cupy")
     n, blocks, chunks = out.size, *_counts(out.size)
@@ -72,6 +72,6 @@ def decode_entropy(payload: Array, out: Array, add: bool) -> int:
 
 
 def _counts(n: int) -> tuple[int, int]:
-    """Of blocks, and of chunks of these."""
+    """Return the number of blocks, and of chunks of blocks."""
     blocks = -(-n // BLOCK)
     return blocks, -(-blocks // _CHUNK)

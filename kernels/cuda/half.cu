@@ -1,5 +1,5 @@
-// Sixteen bits a value: float16, with what lies beyond its range sent as its largest, or bfloat16.
-// Both round to the nearest even. Integer arithmetic, since no type of C is sixteen bits wide.
+// Sixteen bits per value: float16, clipped to its range, or bfloat16. Both round to nearest even.
+// Integer arithmetic, since C has no 16-bit floating-point type.
 //
 // Memory traffic per value: encode 14 bytes, decode-and-add 10, decode 6.
 #include "kernel.h"
@@ -13,7 +13,7 @@ INLINE unsigned to_half(float v, int bfloat)
     const float clipped = fminf(fmaxf(v, -LARGEST_HALF), LARGEST_HALF);
     const unsigned sign = bits_of(clipped) & 0x80000000u;
     const unsigned magnitude = bits_of(clipped) ^ sign;
-    // Below 2**-14 a float16 counts 2**-24s: so does a float32 to which 0.5 has been added.
+    // Below 2**-14 a float16 is a multiple of 2**-24: so is a float32 after adding 0.5.
     const unsigned small = bits_of(number_of(magnitude) + 0.5f) - bits_of(0.5f);
     // Above: exponent bias 127 -> 15, and 23 -> 10 bits of fraction.
     const unsigned normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
@@ -33,7 +33,7 @@ INLINE float from_half(unsigned half, int bfloat)
 // v = g + r is sent as q, and r = v - q.  Grid: a thread for every EACH values.
 ELEMENT_KERNEL encode_half(
     const float *__restrict__ gradient,     // [n]
-    float *__restrict__ residual,           // [n], read; then what the payload lost
+    float *__restrict__ residual,           // [n], read; then v - q
     unsigned short *__restrict__ payload,   // [n]
     long long n, int bfloat)
 {

@@ -1,8 +1,8 @@
-// What every kernel begins with.
+// Common definitions of all kernels.
 //
-// The files are written in what CUDA C++ and C11 have in common, so that a C compiler can run
-// them too (tests/unit/cuda_emulation.h). Every operation is one IEEE operation: compile with
-// --fmad=false, and with the exact divisions and square roots that are the default.
+// The files use the common subset of CUDA C++ and C11, so that tests can compile and run them with
+// a C compiler (tests/unit/cuda_emulation.h). Every operation is one IEEE operation: compile with
+// --fmad=false, and with exact divisions and square roots (the default).
 #ifndef PARALLEL_SGD_KERNEL_H
 #define PARALLEL_SGD_KERNEL_H
 
@@ -14,8 +14,8 @@
 #define INLINE static inline
 #endif
 
-// Kernels that go through vectors value by value. A thread has EACH values in flight; those of
-// a warp lie side by side, so every load and store of a warp is one piece of memory.
+// Elementwise kernels. A thread has EACH values in flight; the values of a warp lie side by side,
+// so the loads and stores of a warp are coalesced.
 #define EACH 4
 #define ELEMENT_KERNEL KERNEL(256, 1)
 

@@ -1,10 +1,10 @@
-// max |x| through the order of bit patterns: without its sign a float's word grows with its
-// magnitude, beyond all numbers comes infinity, and NaN beyond that. So NaN wins, as it must.
+// max |x| by comparing bit patterns: without the sign, a float's word grows with its magnitude.
+// Infinity is above all numbers, and NaN above infinity. So the result is NaN if any value is.
 //
 // Memory traffic: reads every value once.
 #include "warp.h"
 
-// Grid: any; the threads take turns. The fewer the warps, the fewer meet at `largest`.
+// Grid: any size (a grid-stride loop). Fewer warps make fewer atomic updates of `largest`.
 ELEMENT_KERNEL largest_magnitude(
     const word *__restrict__ x,  // [n], float32 or float64 values as their words
     word *__restrict__ largest,  // [1], 0 before; then the word of max |x|

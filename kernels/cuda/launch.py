@@ -13,25 +13,26 @@ import numpy as np
 
 from ..blocks import GROUP, Blocks, IndexArray
 
-LARGEST_KEPT = 32 * GROUP  #: values of the longest block that a warp holds in its registers
+LARGEST_KEPT = 32 * GROUP  #: values in the longest block held in a warp's registers
 EXACT = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")  #: IEEE arithmetic
 
-_BLOCK_THREADS = 128  # kernel.h and warp.h promise the compiler these
+_BLOCK_THREADS = 128  # equal to the launch bounds in kernel.h and warp.h
 _ELEMENT_THREADS, _EACH = 256, 4
 
-_copies: dict[tuple[int, int], tuple[Any, int]] = {}  # (id of an index array, device): see below
+#: Device copies by (id of an index array, device): see `_on_device`.
+_copies: dict[tuple[int, int], tuple[Any, int]] = {}
 
 
 def source(file: str) -> str:
-    """One of the .cu files with its headers in it: all that the compiler needs."""
+    """Return a .cu file with its headers inserted: the complete source for the compiler."""
     text = (Path(__file__).parent / file).read_text()
     return re.sub(r'#include "(\w+\.h)"', lambda include: source(include[1]), text)
 
 
 def macros(longest: int, **chosen: int) -> dict[str, int]:
-    """What to compile a block kernel with: room for the longest block, in powers of two.
+    """Return the macros of a block kernel: room for the longest block, in powers of two.
 
-    And what was `chosen`: BITS of levels.cu.
+    Includes the `chosen` macros: BITS of levels.cu.
     """
     groups = 1 << (-(-longest // GROUP) - 1).bit_length()
     room = {"GROUPS": groups} if longest <= LARGEST_KEPT else {"GROUPS": 16, "KEPT": 0}
@@ -57,7 +58,7 @@ def over_blocks(
 
 
 def over_warps(file: str, name: str, warps: int, arguments: tuple[Any, ...], **chosen: int) -> None:
-    """Launch a kernel, compiled with the `chosen` macros, with so many warps, or some more."""
+    """Launch a kernel, compiled with the `chosen` macros, with at least `warps` warps."""
     grid = -(-warps * GROUP // _BLOCK_THREADS)
     kernel(file, name, **chosen)((grid,), (_BLOCK_THREADS,), arguments)
 
@@ -79,7 +80,7 @@ def over_elements(
 
 
 def kernel(file: str, name: str, **chosen: int) -> Any:
-    """A kernel, compiled with these macros for the current device by the first call."""
+    """Return a kernel with these macros, compiled for the current device at the first call."""
     cupy: Any = importlib.import_module("cupy")
     options = tuple(f"-D{macro}={value}" for macro, value in chosen.items())
     return _kernel(cupy, cupy.cuda.Device().id, file, name, options)
@@ -92,9 +93,9 @@ def _kernel(cupy: Any, device: int, file: str, name: str, options: tuple[str, ..
 
 @functools.cache
 def _module(cupy: Any, device: int, file: str, options: tuple[str, ...]) -> Any:
-    """What `cupy.RawModule` does, except that RawModule flushes denormals in spite of its options.
+    """Compile a file as `cupy.RawModule` does, but without flushing denormals.
 
-    It appends -ftz=true to them (https://github.com/cupy/cupy/issues/9576).
+    RawModule appends -ftz=true to the options (https://github.com/cupy/cupy/issues/9576).
     """
     binary, _ = cupy.cuda.compiler.compile_using_nvrtc(source(file), (*EXACT, *options))
     module = cupy.cuda.Module()
@@ -103,11 +104,11 @@ def _module(cupy: Any, device: int, file: str, options: tuple[str, ...]) -> Any:
 
 
 def _on_device(index: IndexArray) -> tuple[Any, int]:
-    """The device's copy of an index array, and the longest step between neighbours.
+    """Return the device's copy of an index array, and the longest step between neighbours.
 
-    The copy is of the array that owns the memory, so that parts of blocks share it, and it
-    lives as long as that array does. It comes from outside CuPy's pool: freeing such memory
-    waits for the kernels that may still read it.
+    The copy is of the array that owns the memory, so that parts of blocks share it, and has the
+    same lifetime. It is allocated outside CuPy's pool: freeing such memory waits for kernels still
+    reading it.
     """
     cupy: Any = importlib.import_module("cupy")
     owner = _owner(index)
@@ -115,7 +116,7 @@ def _on_device(index: IndexArray) -> tuple[Any, int]:
     if key not in _copies:
         with cupy.cuda.using_allocator(None):
             copy = cupy.asarray(owner)
-        cupy.cuda.get_current_stream().synchronize()  # other streams will read it too
+        cupy.cuda.get_current_stream().synchronize()  # other streams read it, too
         weakref.finalize(owner, _copies.pop, key, None).atexit = False
         _copies[key] = copy, int(np.diff(owner).max(initial=1))
     copy, longest = _copies[key]
@@ -124,7 +125,7 @@ def _on_device(index: IndexArray) -> tuple[Any, int]:
 
 
 def _owner(index: IndexArray) -> IndexArray:
-    """The index array whose memory this one is a part of, or the array itself."""
+    """Return the index array that owns this array's memory, or the array itself."""
     base = index.base
     if isinstance(base, np.ndarray) and base.dtype == index.dtype and base.ndim == 1:
         return base if base.flags.c_contiguous else index

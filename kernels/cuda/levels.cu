@@ -1,5 +1,5 @@
-// BITS = 4 or 8 bits a value: a block's payload is float step, then 4 * BITS bytes for each 32
-// values; byte j of them holds the codes of the values j, j + 4 BITS, ..., lowest bits first.
+// BITS = 4 or 8 bits per value: a block's payload is a float step, then a group of 4 * BITS bytes
+// for each 32 values. Byte j of a group holds the codes of values j, j + 4 BITS, ..., lowest first.
 //
 // Memory traffic per value: encode 12 bytes and the code, decode-and-add 8 and the code.
 #include "warp.h"
@@ -10,10 +10,10 @@
 #define LARGEST ((float)((1 << (BITS - 1)) - 1))  // codes are -LARGEST .. LARGEST
 #define WIDTH (4 * BITS)                          // bytes of a group
 #define SMALLEST_STEP ((float)1e-37)
-#define AHEAD (GROUPS < 16 ? GROUPS : 16)         // groups that decoding reads at a time
+#define AHEAD (GROUPS < 16 ? GROUPS : 16)         // groups read at a time in decoding
 #define ROUNDING 12582912.0f  // 1.5 * 2**23: adding it rounds to the nearest even integer
 
-// Every lane's code -> in lane j < WIDTH the byte of the values j, j + WIDTH, ...
+// From every lane's code: in lane j < WIDTH the byte of values j, j + WIDTH, ...
 INLINE unsigned pack(int code)
 {
     unsigned packed = (unsigned)code & ((1u << BITS) - 1);
@@ -32,7 +32,7 @@ INLINE int unpack(unsigned byte, int lane)
 // q = code * step, code = round(v / step), step = max|v| / LARGEST.  Grid: a warp for every block.
 BLOCK_KERNEL encode_levels(
     const float *__restrict__ gradient,      // [n], n = starts[m] - starts[0], e.g. 2500
-    float *__restrict__ residual,            // [n], read; then what the payload lost
+    float *__restrict__ residual,            // [n], read; then v - q
     unsigned char *__restrict__ payload,     // [offsets[m] - offsets[0]], e.g. 1276; 4-byte aligned
     const long long *__restrict__ starts,    // [m + 1], e.g. 0, 1024, 2048, 2500
     const long long *__restrict__ offsets,   // [m + 1], e.g. with 4 bits 0, 516, 1032, 1276

@@ -1,11 +1,11 @@
-// The product of two thin matrices, P of rank columns and Q as many, of REAL_BITS = 32 or 64 bits a
+// The product of two thin matrices P and Q of `rank` columns each; REAL_BITS = 32 or 64 bits per
 // value.
 //
 // Memory traffic: each value of out is written once, or read and written; P and Q stay in the
 // caches.
 #include "kernel.h"
 
-// out = P Q^T, or out -= P Q^T, one column after the other.  Grid: a thread for every EACH values.
+// out = P Q^T, or out -= P Q^T, column by column.  Grid: a thread for every EACH values.
 ELEMENT_KERNEL low_rank_product(
     real *__restrict__ out,      // [n], n = rows * columns, row by row; written
     const real *__restrict__ p,  // [rank * rows]

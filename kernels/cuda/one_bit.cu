@@ -1,4 +1,4 @@
-// One bit a value: a block's payload is float low, float high, then a word for each 32 values.
+// One bit per value: a block's payload is float low, float high, then a word for each 32 values.
 //
 // Memory traffic per value: encode reads g, reads and writes r, writes a bit: 12.125 bytes;
 // decode-and-add 8.125, decode 4.125. Everything else happens in registers.
@@ -12,11 +12,12 @@ INLINE void store_words(unsigned *words, unsigned word, int at, int length)
         words[at / 32 + lane] = word;
 }
 
-// bit = v >= 0, levels: the means of both classes; or with mean_threshold
-// bit = v >= mean(v), levels: mean(v) +- mean|v - mean(v)|.  Grid: a warp for every block.
+// bit = v >= 0, and the levels are the means of both classes; or with mean_threshold
+// bit = v >= mean(v), and the levels are mean(v) +- mean|v - mean(v)|.
+// Grid: a warp for every block.
 BLOCK_KERNEL encode_1bit(
     const float *__restrict__ gradient,      // [n], n = starts[m] - starts[0], e.g. 2500
-    float *__restrict__ residual,            // [n], read; then what the payload lost
+    float *__restrict__ residual,            // [n], read; then v - q
     unsigned char *__restrict__ payload,     // [offsets[m] - offsets[0]], e.g. 340; 4-byte aligned
     const long long *__restrict__ starts,    // [m + 1], e.g. 0, 1024, 2048, 2500
     const long long *__restrict__ offsets,   // [m + 1], e.g. 0, 136, 272, 340
@@ -55,7 +56,7 @@ BLOCK_KERNEL encode_1bit(
         threshold = warp_sum(sum) / (float)length;
     }
 
-    // Adding +0 to a lane's sum never changes it, so a value adds 0 where it does not belong.
+    // Adding +0 never changes a lane's sum, so each value adds 0 to the sum of the other class.
     float low_sum = 0.0f, high_sum = 0.0f, spread = 0.0f;
     int high_count = 0;
     EACH_CHUNK(at) {

@@ -1,5 +1,5 @@
-// The local update rules for vectors of REAL_BITS = 32 or 64 bits a value: in place, but for the
-// new x, which may go into another vector.
+// The local update rules for vectors of REAL_BITS = 32 or 64 bits per value: in place, except for
+// the new x, which may go into another vector.
 //
 // Memory traffic per value, in values: sgd 3 (reads x and g, writes x), momentum 5, adam 7,
 // adagrad 5, delay compensation 4.
@@ -66,7 +66,7 @@ ELEMENT_KERNEL adam_step(
         const real g = scale * g_[k];
         const real new_m = m_[k] + one_minus_beta1 * (g - m_[k]);
         const real new_v = v_[k] + one_minus_beta2 * (g * g - v_[k]);
-        const real root = sqrt(new_v);  // in C of doubles; rounded to float, it is the same
+        const real root = sqrt(new_v);  // in C of doubles; the rounded result is the same
         if (i < n) {
             m[i] = new_m;
             v[i] = new_v;
@@ -77,18 +77,18 @@ ELEMENT_KERNEL adam_step(
 
 #define MOMENT_GROUP 64
 
-// The same of a gradient that was quantized: root = max(sqrt(slope * v + shift), least * |m|) in
-// place of sqrt(v), with the slope and the shift of the value's group.
+// adam_step on a quantized gradient: root = max(sqrt(slope * v + shift), least * |m|) in
+// place of sqrt(v), with the slope and shift of the value's group.
 ELEMENT_KERNEL adam_step_of_quantized(
     const real *x,                      // [n]
     real *__restrict__ m,               // [n], read and written
     real *__restrict__ v,               // [n], read and written
     const real *__restrict__ gradient,  // [n]
     real *new_x,                        // [n], written; may be x
-    const real *__restrict__ slopes,    // of each group of the whole vector
+    const real *__restrict__ slopes,    // for each group of the whole vector
     const real *__restrict__ shifts,
     long long n,
-    long long first,                    // where in the whole vector these values begin
+    long long first,                    // the index of x[0] in the whole vector
     real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon, real decay,
     real least)
 {
@@ -113,14 +113,14 @@ ELEMENT_KERNEL adam_step_of_quantized(
     }
 }
 
-// sums[group] += sum of sign * value, one after the other; the signs are random bits, chosen by
-// `step`, or all +.  Grid: a thread for every EACH groups.
+// sums[group] += sum of sign * value, value by value; the signs are random bits selected by `step`,
+// or all +.  Grid: a thread for every EACH groups.
 ELEMENT_KERNEL add_to_groups(
     real *__restrict__ sums,          // [groups], read and written
     const real *__restrict__ values,  // [n]
     long long groups,
     long long n,
-    long long first,                  // where in the whole vector these values begin
+    long long first,                  // the index of values[0] in the whole vector
     unsigned long long step)          // 0: all signs are +
 {
     for (int k = 0; k < EACH; k++) {

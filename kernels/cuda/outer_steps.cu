@@ -1,5 +1,5 @@
-// The steps of local updates for vectors of REAL_BITS = 32 or 64 bits a value, in place but where
-// it says so.
+// The steps of local updates for vectors of REAL_BITS = 32 or 64 bits per value, in place unless
+// noted.
 //
 // Memory traffic per value, in values: weighted difference 3, averaging 4, momentum 6, mix 3.
 #include "warp.h"
@@ -12,7 +12,7 @@ INLINE word word_of(real number)
 }
 
 // x = weight * (start - x), and max |start - x| as in largest.cu.
-// Grid: any; the threads take turns.
+// Grid: any size (a grid-stride loop).
 ELEMENT_KERNEL weighted_difference(
     const real *x,                   // [n]
     const real *__restrict__ start,  // [n]
@@ -47,7 +47,7 @@ ELEMENT_KERNEL weighted_difference(
         atomicMax(largest, most >> 1);
 }
 
-// x -= gradient;  gradient = x.  Grid, as of all further kernels: a thread for every EACH values.
+// x -= gradient;  gradient = x.  Grid, here and below: a thread for every EACH values.
 ELEMENT_KERNEL averaging_step(
     real *__restrict__ x,         // [n], read and written
     real *__restrict__ gradient,  // [n], read; then the new x

@@ -1,8 +1,9 @@
-// What the kernels share: one warp encodes or decodes one block of the wire format (../blocks.py).
+// Common parts of the block kernels: a warp encodes or decodes a block of the wire format
+// (../blocks.py).
 //
-// Lane j owns the values j, j + 32, j + 64, ... of its block and adds them up in this order; then
-// `warp_sum` adds the lanes by halves. That is the order of `lane_sum` in ../reference.py, so
-// every sum has the reference's bits, and a ballot over a group of 32 values is its word.
+// Lane j owns the values j, j + 32, j + 64, ... of its block and adds them in this order; then
+// `warp_sum` adds the lanes by halves. This is the order of `lane_sum` in ../reference.py, so
+// every sum has the reference's bits, and a ballot over a group of 32 values is the group's word.
 #ifndef PARALLEL_SGD_WARP_H
 #define PARALLEL_SGD_WARP_H
 
@@ -12,12 +13,12 @@
 // thread has at most 80 registers: enough for all loads of a block of 1024 values at once.
 #define BLOCK_KERNEL KERNEL(128, 6)
 
-// Set when a file is compiled, for the blocks it will meet:
+// Set when a file is compiled, depending on the longest block:
 #ifndef GROUPS
-#define GROUPS 32  // groups of 32 values that a warp holds in registers at a time: GROUPS a lane
+#define GROUPS 32  // groups of 32 values held in a warp's registers at a time: GROUPS values a lane
 #endif
 #ifndef KEPT
-#define KEPT 1  // 1: a whole block is held, and read once;  0: it is longer, and read every pass
+#define KEPT 1  // 1: a whole block is held, and read once;  0: every pass reads the block again
 #endif
 
 #define WHOLE_WARP 0xffffffffu
@@ -35,7 +36,7 @@ INLINE long long block_of_warp(void)
 
 typedef struct {
     long long value, byte;  // where the block begins in the vectors and in the payload
-    int length, raw;        // values, and whether they travel as they are
+    int length, raw;        // the number of values; 1 if the block is raw
 } Place;
 
 INLINE Place place_of(long long block, const long long *starts, const long long *offsets)
@@ -87,7 +88,7 @@ INLINE void load_sum(float *v, const float *gradient, const float *residual, int
     }
 }
 
-// A block that encoding would not make smaller, a few values: v itself travels, nothing is lost.
+// A block of few values, which encoding would not make smaller: send v itself, without loss.
 INLINE void encode_raw(const float *gradient, float *residual, float *raw, int length)
 {
 #pragma unroll 1
