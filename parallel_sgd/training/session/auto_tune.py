@@ -1,11 +1,11 @@
-"""Rules that adjust the minibatch size and the learning rate to how training goes.
+"""Rules that adjust the minibatch size and the learning rate to the progress of training.
 
-They decide and change nothing: the session asks them, and does what they say. Source: CNTK's
-AutoAdjust (SGD.cpp: SearchForBestMinibatchSize, and learning rates adjusted after each epoch), but
-for two things: what is not finite is always rejected, and a model that is rolled back takes all
-its state and its place in the data along.
+The rules decide and change nothing: the session asks a rule, and carries out its decision. Source:
+CNTK's AutoAdjust (SGD.cpp: SearchForBestMinibatchSize, and the learning rate adjustment after each
+epoch). Two things differ: values that are not finite are always rejected, and a rollback restores
+all state of the model and its place in the data.
 
-Everything here is local, and the same on all ranks where the criteria are.
+Everything here is local, and the same on all ranks if the criteria are.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 from ...options import Choice, Options, Real, Whole, option, options
 
-STEP = math.sqrt(2)  #: from one candidate to the next
-MULTIPLE = 64  #: of which all candidates but the first are multiples, or of a smaller base
+STEP = math.sqrt(2)  #: ratio of two successive candidates
+MULTIPLE = 64  #: all candidates but the first are multiples of this, or of a smaller base
 
 
 @options
 class AutoMinibatchSize(Options):
-    """Now and then tries larger minibatches, and keeps the largest that learns as well.
+    """Tries larger minibatches from time to time, and keeps the largest that learns equally well.
 
-    Every few epochs each candidate trains from the same point on the samples that come next; then
-    all is put back. Kept is the largest whose training loss is at most (1 + margin) times that of
-    the smallest.
+    Every few epochs each candidate size trains from the same point on the next samples. Then all
+    state is restored. The largest size with a training loss of at most (1 + margin) times that of
+    the smallest size is kept.
     """
 
     minibatch_size_tuning_frequency: int = option(1, Whole(1), "epochs between two searches")
@@ -43,11 +43,11 @@ class AutoMinibatchSize(Options):
     )
 
     def candidates(self, base: int, size: int) -> list[int]:
-        """The sizes to try, the smallest first.
+        """Return the sizes to try, smallest first.
 
         Args:
-            base: the least size, in samples of all ranks: the one that training began with.
-            size: at present.
+            base: the least size, in samples of all ranks: the size at the beginning of training.
+            size: the present size, in samples of all ranks.
 
         >>> AutoMinibatchSize(minibatch_size_tuning_max=512).candidates(64, 128)
         [64, 128, 192, 256]
@@ -63,11 +63,11 @@ class AutoMinibatchSize(Options):
         return sizes
 
     def search(self, sizes: list[int], trial: Callable[[int], float]) -> int:
-        """The largest size that learns as well as the smallest.
+        """Return the largest size that learns as well as the smallest.
 
         Args:
-            sizes: of `candidates`.
-            trial: gives the training loss of a size, or what is not finite.
+            sizes: the result of `candidates`.
+            trial: returns the training loss of a size; the loss may be not finite.
         """
         base = trial(sizes[0])
         limit = base + self.minibatch_search_criterion_error_margin * abs(base)
@@ -76,11 +76,11 @@ class AutoMinibatchSize(Options):
 
 
 class Verdict(NamedTuple):
-    """What becomes of the learning rate.
+    """The decision about the learning rate.
 
     Attributes:
-        factor: on it.
-        roll_back: whether to go back to the best model first.
+        factor: to be multiplied with the learning rate.
+        roll_back: whether to restore the best model first.
     """
 
     factor: float
@@ -89,11 +89,11 @@ class Verdict(NamedTuple):
 
 @options
 class AutoLearningRate(Options):
-    """Lowers the learning rate where training improves too little, and raises it where it improves
-    much; where it became worse, training goes on from the best model.
+    """Lowers the learning rate after a small improvement, and raises it after a large one.
 
-    It looks at the criterion of the session after each of its rows, or every so many: the loss of
-    the cross-validation, else the training loss.
+    After a step back, training continues from the best model. The rule looks at the session's
+    criterion after each row, or after every few rows. The criterion is the loss of the
+    cross-validation, or else the training loss.
     """
 
     learn_rate_adjust_interval: int = option(1, Whole(1), "rows of metrics between two looks")
@@ -115,12 +115,12 @@ class AutoLearningRate(Options):
     )
 
     def judge(self, before: float | None, now: float) -> Verdict:
-        """What to do after a look.
+        """Decide after a look at the criterion.
 
         Args:
-            before: the criterion at the last look, or of the model that was gone back to since;
-                None: this is the first one.
-            now: the criterion; may be what is not finite.
+            before: the criterion at the previous look, or of the model restored since. None: this
+                is the first look.
+            now: the criterion; may be not finite.
 
         >>> rule = AutoLearningRate(reduce_learn_rate_if_improve_less_than=0.01)
         >>> rule.judge(2.0, 1.99)

@@ -1,4 +1,4 @@
-"""How many samples a batch has, whatever it is nested of; and a batch cut into pieces."""
+"""Count the samples of a nested batch, and cut a batch into pieces."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ...errors import UserError
 from ...validation import integer, kind_of, shown
 
 Batch = Sequence[Any]
-"""The parts of a minibatch, each of as many samples: the inputs, and last what they shall give.
+"""The parts of a minibatch, of equally many samples each: the inputs, and last the targets.
 
 A part is an array or a tensor, or tuples, lists and mappings of such."""
 
 Samples = Callable[[Any], int]
-"""Given a batch, the number of its samples."""
+"""A function from a batch to the number of its samples."""
 
 GIVE = "give samples=, a function from a batch to the number of its samples"
 
 
 def samples_in(batch: Any, samples: Samples | None = None, *, instead: str = GIVE) -> int:
-    """Count the samples of a batch: the length of the first axis that all its arrays have.
+    """Count the samples of a batch: the length of the first axis common to all its arrays.
 
-    Of `Padded` sequences it is the number of tokens. Of a PackedSequence it is the number of its
-    sequences or of its tokens, whichever the other parts have. What has no axis (numbers, strings,
-    objects of other kinds) is passed over, and so is a list of one text beside arrays. Lists of one
-    tensor a sample, such as images of different sizes, are not counted: give `samples`.
+    Of `Padded` sequences the tokens are counted. A PackedSequence counts its sequences or its
+    tokens, whichever matches the rest of the batch. Leaves without axes (numbers, strings, objects
+    of unknown kinds) are ignored, and so is a list of a single text beside arrays. Lists with a
+    tensor for each sample, such as images of different sizes, are not counted: give `samples`.
 
     Args:
         batch: an array or a tensor, or tuples, lists and mappings of such, in any depth.
-        samples: counts them instead.
-        instead: what an error tells the user to do.
+        samples: a function that counts the samples instead.
+        instead: the advice at the end of an error text.
     Raises:
-        UserError: arrays have first axes of different lengths; there is none; two lists of as many
-            entries are one of arrays and one of what has no axis; or `samples` gives no whole
-            number.
+        UserError: first axes have different lengths, or there is no axis at all; of two lists of
+            equal length, the first holds arrays and the second values without axes; or `samples`
+            returns no whole number.
 
     Local.
     """
@@ -66,13 +66,15 @@ def samples_in(batch: Any, samples: Samples | None = None, *, instead: str = GIV
 
 
 def pieces_of(batch: Batch, size: int | None, samples: int) -> list[Batch]:
-    """Cut a minibatch into pieces along the first axis of everything in it; of none at all, one.
+    """Cut a minibatch into pieces along the first axis of all its arrays.
+
+    An empty batch is a single piece.
 
     Args:
-        size: samples in a piece at most; None: one piece.
-        samples: in the batch.
+        size: most samples in a piece. None: do not cut.
+        samples: the number of samples in the batch.
     Raises:
-        UserError: something in it has another first axis, or is made of sequences.
+        UserError: an array has a different first axis, or the batch has sequences.
 
     Local.
     """
@@ -110,7 +112,7 @@ def mapped(function: Callable[[Any], Any], part: Any) -> Any:
 
 
 def is_leaf(part: Any) -> bool:
-    """Return whether a part of a batch is not made of other parts. Local."""
+    """Return whether a part of a batch has no inner parts. Local."""
     if isinstance(part, Padded) or _is_packed(part) or _is_column(part):
         return True
     return not isinstance(part, tuple | list | Mapping)
@@ -122,20 +124,23 @@ def _is_packed(part: Any) -> bool:
 
 
 def _is_column(part: Any) -> bool:
-    """Return whether a part is one plain value a sample, as a DataLoader gives strings."""
+    """Return whether a part has a plain value for each sample, as a DataLoader returns strings."""
     if not isinstance(part, tuple | list) or not part:
         return False
     return all(isinstance(value, str | bytes | int | float) for value in part)
 
 
 def _is_one_text(part: Any) -> bool:
-    """Return whether a part is a list of one text: of one sample, or the same for all samples."""
+    """Return whether a part is a list of a single text: of one sample, or common to all samples."""
     return _is_column(part) and len(part) == 1 and isinstance(part[0], str | bytes)
 
 
 def _require_no_lists_of_samples(batch: Any, instead: str) -> None:
-    """See that no list of arrays stands beside one of as many entries without axes: these are one
-    entry a sample, and the first axis of an image, say, is that of its channels."""
+    """Refuse a list of arrays beside a list of equal length without axes.
+
+    Such lists hold an entry for each sample. The first axis of an entry is then not the samples: of
+    an image it is the channels, say.
+    """
     if is_leaf(batch):
         return
     inner = [*batch.values()] if isinstance(batch, Mapping) else [*batch]
@@ -166,7 +171,7 @@ def _leaves(part: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _counts(part: Any) -> frozenset[int]:
-    """How many samples a leaf may have: none, where it has no axis."""
+    """Return the possible sample counts of a leaf; empty for a leaf without an axis."""
     if isinstance(part, Padded):
         return frozenset([part.tokens])
     if _is_packed(part):
@@ -175,7 +180,7 @@ def _counts(part: Any) -> frozenset[int]:
         return frozenset([] if _is_one_text(part) else [len(part)])
     try:
         shape = getattr(part, "shape", None)
-    except RuntimeError:  # a nested tensor of PyTorch's has none
+    except RuntimeError:  # PyTorch's nested tensors have no shape
         shape = None
     return frozenset([int(shape[0])] if isinstance(shape, tuple) and shape else [])
 

@@ -1,4 +1,4 @@
-"""The best model of a session, and what follows from how good the latest one is."""
+"""Keep the best model of a session, and decide by the latest criterion how training continues."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .state import Progress, SessionState
 
 
 class BestModel:
-    """Keeps the best model, adjusts the learning rate, and says when training is to end.
+    """Keeps the best model, adjusts the learning rate, and decides when training ends early.
 
     Args:
-        session: whose values have been checked.
-        learner: its learner.
-        best: where the best model is kept.
+        session: the checked options.
+        learner: the session's learner.
+        best: the snapshot for the best model.
 
     Attributes:
-        ended: why training ends before its time; None: it does not.
-        ends_with_best: whether the final model is the best one.
+        ended: the reason why training ends early, or None.
+        ends_with_best: whether the final model is the best model.
     """
 
     def __init__(self, session: SessionOptions, learner: Learner, best: Snapshot) -> None:
@@ -32,21 +32,21 @@ class BestModel:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the best model is kept in memory. Local."""
+        """Return whether the best model is kept in memory. Local."""
         return self.ends_with_best or (self._rate is not None and self._rate.load_best_model)
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a model that is not finite can be undone. Local."""
+        """Return whether the best model can replace a model that is not finite. Local."""
         rate = self._rate
         return rate is not None and rate.load_best_model and self._best.can_restore(self._learner)
 
     def keep(self) -> None:
-        """Keep the model as the best one. Local, but where servers hold a part of it."""
+        """Keep the present model as the best. Local; collective with parameter servers."""
         self._learner.recovery.collective(lambda: self._best.take(self._learner))
 
     def _restore_best(self) -> bool:
-        """Go back to the best model, if these ranks can; whether they have. Collective."""
+        """Restore the best model, if these ranks can. Return whether they have. Collective."""
 
         def go_back() -> bool:
             can_restore = self._best.can_restore(self._learner)
@@ -57,29 +57,37 @@ class BestModel:
         return self._learner.recovery.collective(go_back)
 
     def share_best(self, state: SessionState) -> None:
-        """The ranks are others: all of them are to have the best model. Collective."""
+        """Give the best model to all ranks, after ranks have failed or joined. Collective.
+
+        If no rank has the best model, the session's best criterion is forgotten.
+        """
         if not self.keeps_best:
             return
         best, samples = self._best, state.best_samples
-        if state.best is None or best.samples != samples:  # kept of a row that is made again
+        if state.best is None or best.samples != samples:  # of a row undone by the rollback
             best.discard()
         if not any(self._learner.comm.allgather_object(best.taken)):
             state.best = None
             return
         present = Snapshot()
-        with self._learner.recovery.pause():  # nobody is to go back to the best model
+        with self._learner.recovery.pause():  # no rank may roll back to the best model
             present.take(self._learner)
             best.restore(self._learner)
             self.keep()
             present.restore(self._learner)
 
     def finish(self) -> bool:
-        """Before training ends: go back to the best model, where that is asked for; whether it
-        was. Collective."""
+        """Restore the best model at the end of training, if requested.
+
+        Returns:
+            Whether the best model was restored.
+
+        Collective.
+        """
         if not self.ends_with_best:
             return False
         before, self.ended = self.ended, self.ended or "ended with the best model"
-        went_back = self._restore_best()  # where a rank dies now, nobody is to train on from there
+        went_back = self._restore_best()  # if a rank fails from now on, training must not resume
         if not went_back:
             self.ended = before
         return went_back
@@ -87,12 +95,17 @@ class BestModel:
     def adjust(
         self, row: Progress, criterion: float, state: SessionState, *, last: bool
     ) -> tuple[Progress, bool]:
-        """Do what a row's criterion asks for.
+        """Update the learning rate and the best model by the criterion of a row.
 
         Args:
+            row: the latest row.
+            criterion: the row's criterion; lower is better.
+            state: the session's state. Changed.
             last: whether training is at its end.
         Returns:
-            The row, which says what was done, and whether training goes on from the best model.
+            The row with a description of the changes, and whether the best model was restored.
+
+        Collective if the best model is kept or restored.
         """
         self._note_best(criterion, state)
         rate = self._rate
@@ -107,7 +120,7 @@ class BestModel:
         if verdict.factor != 1:
             row = row.with_event(f"learning rate times {verdict.factor:g}")
         given = self._learner.local_step.lr
-        assert given is not None  # the session has refused an optimizer without a rate
+        assert given is not None  # the session refuses optimizers without a rate
         if given * state.factor < rate.min_learn_rate:
             self.ended = f"ended: the learning rate has fallen below {rate.min_learn_rate:g}"
         if not verdict.roll_back:
@@ -123,7 +136,7 @@ class BestModel:
         return row.with_event(f"back to the model of {state.best_samples} samples"), True
 
     def _note_best(self, criterion: float, state: SessionState) -> None:
-        """Keep the model, where it is the best so far; end training where none was for long."""
+        """Keep the model if it is the best so far. End training if `patience` has run out."""
         validation = self._validation
         least = validation.min_improvement if validation else 0.0
         best = state.best is None or criterion < state.best - least

@@ -1,4 +1,4 @@
-"""The checkpoints of a session: when they are due, and how a run goes on from one."""
+"""Checkpoints of a session: decide when to save, and resume a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from .state import SessionState
 
 
 class SessionCheckpoints:
-    """
-    Args:
-        session: whose values have been checked, and who has checkpoints.
-        learner: its learner.
-        feeding: its minibatches.
-        facts: what must be the same when a run is resumed, by name.
+    """Saves and resumes a session.
 
-    Creation is collective. A `with` block, as of `Checkpoints`.
+    Args:
+        session: the checked options, with `checkpoints`.
+        learner: the session's learner.
+        minibatches: the session's minibatches.
+        facts: values that must be equal when the run is resumed, by name.
+
+    Creation is collective. Use it in a `with` block, like `Checkpoints`.
     """
 
     def __init__(
@@ -64,8 +65,13 @@ class SessionCheckpoints:
         self._saver.__exit__(*error)
 
     def resume_from(self, best_model: BestModel) -> tuple[SessionState, Path | None]:
-        """Go on from a checkpoint where there is one to be resumed; where the session stands then,
-        and the checkpoint. Collective."""
+        """Restore the checkpoint to be resumed, if any, including its best model.
+
+        Returns:
+            The session's state, and the checkpoint or None.
+
+        Collective.
+        """
         config, learner, minibatches = self._config, self._learner, self._minibatches
         first = self._comm.rank == 0
         path = self._comm.together(lambda: checkpoint_to_resume(config) if first else None)
@@ -92,46 +98,53 @@ class SessionCheckpoints:
         return state, loaded.path
 
     def set_aside_newer(self, resumed: Path | None) -> None:
-        """Set aside what is newer than the checkpoint that the run goes on from. Local, for one
-        rank."""
+        """Rename checkpoints newer than the resumed checkpoint. Local, for one rank."""
         resumed = resumed and resumed.resolve()
         if resumed and resumed.parent == Path(self._config.folder).resolve():
             set_aside_after(resumed)
 
     def due(self, before: int) -> bool:
-        """Whether one is due after a step, before which so many samples had been seen. Collective
-        where ranks ask each other for the time."""
+        """Return whether a checkpoint is due after a step.
+
+        Args:
+            before: samples seen before the step.
+
+        Collective when the ranks compare times.
+        """
         due = self._config.every is not None and self._minibatches.crossed(
             before, self._config.every
         )
         return (self._clock is not None and self._clock.stepped()) or due
 
     def save(self, state: SessionState, *, best: bool) -> None:
-        """Save all state, and the session's. Collective.
+        """Save all state, and the session's state. Collective.
 
         Args:
-            best: whether the model is the best one so far.
+            best: whether the model is the best so far.
         """
-        extra = state.as_dict(history=self._comm.rank == 0)  # one is enough
+        extra = state.as_dict(history=self._comm.rank == 0)  # one copy is enough
         with self._learner.aside("checkpoint"):
             self._saver.save(self._learner, extra=extra, metric=state.best if best else None)
 
     def wait(self) -> None:
-        """Wait until all is on the disk. Collective."""
+        """Wait until all checkpoints are on the disk. Collective."""
         self._saver.wait()
 
     def remove_newer(self, samples: int) -> None:
-        """Remove those of training that is now abandoned, so that the newest one is of where it
-        goes on. Local, for one rank, when all have waited."""
+        """Remove checkpoints with more samples: their training has been abandoned.
+
+        The newest checkpoint then belongs to the training that continues. Local, for a single rank,
+        after all ranks have waited.
+        """
         for path in checkpoints_in(self._saver.folder):
             if sort_key(path.name)[0] > samples:
                 remove(path)
 
 
 def _best_checkpoint(resumed: Path, state: SessionState) -> Path:
-    """The checkpoint beside the resumed one that has the best criterion so far. Local."""
+    """Return the checkpoint with the best criterion, in the resumed checkpoint's folder. Local."""
     for path in checkpoints_in(resumed.parent):
-        with suppress(UserError):  # a damaged one, of which nothing is needed
+        with suppress(UserError):  # skip damaged checkpoints
             if read_manifest(path)["metric"] == state.best:
                 return path
     raise UserError(

@@ -1,4 +1,4 @@
-"""What a session measures while it trains, and when that ends training."""
+"""Options for measuring the model during training, and for ending training early."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from ...errors import UserError
 from ...validation import BOTH, choice, integer, number, set_validated, shown
 from .state import Progress
 
-HIGHER_IS_BETTER = ("f1", "r2")  #: and whatever ends in "accuracy"
+HIGHER_IS_BETTER = ("f1", "r2")  #: and names that end in "accuracy"
 
 Callback = Callable[[Progress], bool | None]
-"""Called on every rank that trains with every row, the same on all; False ends training on all."""
+"""A function of a row of metrics, called with the same row on every training rank. Return False to
+end training on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossValidation:
-    """Data that a session measures the common model on, in the course of training.
+    """Data to measure the common model on during training.
 
     Args:
-        data: a data set that every rank can read, or what makes one, or `data.Sequences`; each
-            rank measures a part.
-        every: so many samples of all ranks lie between two measurements; None: an epoch.
-        criterion: the metric that says which model is the best: the lowest one.
-        higher_is_better: the highest one is; None: that of "accuracy", "r2" and "f1" is.
-        patience: training ends after so many measurements without a new best one; None: never.
-        min_improvement: by how much, at least, a criterion must be better to be a new best one.
-        restore_best: whether training ends with the best model, rather than the last.
-        name: what metrics are called by: "validation" gives "validation_loss".
-        batch: samples that a rank measures at a time.
+        data: a data set readable by every rank, or an argument of `as_dataset`, or
+            `data.Sequences`. Each rank measures a part.
+        every: samples of all ranks between two measurements. None: an epoch.
+        criterion: the metric that selects the best model: the lowest value is best.
+        higher_is_better: the highest value is best. None: true for "r2", "f1", and names ending in
+            "accuracy".
+        patience: training ends after this many measurements without a new best model. None: never.
+        min_improvement: least improvement of the criterion for a new best model.
+        restore_best: end training with the best model instead of the last.
+        name: prefix of the metrics: "validation" gives "validation_loss".
+        batch: samples measured at a time on each rank.
     Raises:
         UserError: an argument is not as required.
 
@@ -78,11 +80,11 @@ class CrossValidation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All but the data, which ranks compare by themselves. Local."""
+        """All options except the data, which the ranks compare separately. Local."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     def value(self, progress: Progress) -> float | None:
-        """A row's criterion, the lower the better; None where it was not measured. Local.
+        """Return a row's criterion, lower is better, or None if it was not measured. Local.
 
         Raises:
             UserError: there is no such metric.

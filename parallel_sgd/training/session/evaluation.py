@@ -1,4 +1,4 @@
-"""What a session measures: rows of metrics, of the model that all ranks have in common."""
+"""Measure the common model: make rows of metrics."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from .state import Progress, SessionState
 
 
 class Evaluation:
-    """
+    """Makes the rows of a session.
+
     Args:
-        session: whose values have been checked.
-        learner: its learner.
-        feeding: its minibatches.
+        session: the checked options.
+        learner: the session's learner.
+        minibatches: the session's minibatches.
 
     Attributes:
-        meets: whether all ranks come together for each row. Else the first asynchronous worker
-            makes them alone.
+        collective: all ranks make each row together. False: the first asynchronous worker makes
+            rows alone.
     """
 
     def __init__(
@@ -43,12 +44,18 @@ class Evaluation:
 
     @property
     def has_rows(self) -> bool:
-        """Whether this rank has rows: another one, where the first has died. Local."""
+        """Return whether this rank makes rows. Local.
+
+        After a failure this may be another rank than before.
+        """
         return self.collective or self._comm.rank == 0
 
     def meet(self) -> dict[str, Any]:
-        """See that all ranks have the same data; what must be the same when a run is resumed.
-        Collective."""
+        """Check that all ranks have the same data. Collective.
+
+        Returns:
+            Values that must be equal when the run is resumed, by name.
+        """
         facts: dict[str, Any] = {}
         for measured in filter(None, (self._validation, self._test)):
             name, data = f"{measured.name} data", measured.dataset
@@ -63,10 +70,10 @@ class Evaluation:
         return facts
 
     def row(self, state: SessionState, *, validates: bool) -> Progress:
-        """Where training stands now. Collective where ranks meet.
+        """Make a row of the present progress. Collective if `collective`.
 
         Args:
-            validates: whether the cross-validation's data are measured.
+            validates: whether to measure the cross-validation's data.
         """
 
         def row() -> Progress:
@@ -97,7 +104,7 @@ class Evaluation:
         )
 
     def next_step_fields(self, state: SessionState) -> dict[str, Any]:
-        """What a row says of the step that comes next. Local."""
+        """Return the row's fields about the next step. Local."""
         samples, minibatches = self._learner.samples, self._minibatches
         rate = self._learner.local_step.lr
         factor = state.factor * minibatches.rate_factor(samples)
@@ -107,8 +114,10 @@ class Evaluation:
         }
 
     def final(self) -> dict[str, Any]:
-        """What a row says of the final model, with the final test: all ranks measure it, also
-        asynchronous workers. Collective, after `Learner.finish`."""
+        """Return the row's fields for the final model, with the final test.
+
+        All ranks measure, also asynchronous workers. Collective, after `Learner.finish`.
+        """
         return self._learner.recovery.collective(self._final)
 
     def _final(self) -> dict[str, Any]:
@@ -119,10 +128,10 @@ class Evaluation:
         return {"metrics": metrics, **self._report_fields()}
 
     def criterion(self, row: Progress) -> float | None:
-        """What tells how good a row's model is, the lower the better; None where that is not known.
+        """Return a row's criterion, lower is better, or None if it is not known.
 
         Raises:
-            SharedError: it is none of the metrics; on all ranks.
+            SharedError: on all ranks, if there is no such metric.
         """
         if self._validation is None:
             return row.train_loss
@@ -132,7 +141,7 @@ class Evaluation:
             self.fail(str(error))
 
     def fail(self, problem: str) -> NoReturn:
-        """End training on all ranks, for what all of them know, or the first worker alone."""
+        """End training on all ranks, for a problem known to all ranks or to the first worker."""
         if not self.collective:
             self._learner.fail(problem)
         raise SharedError(problem)
@@ -154,7 +163,7 @@ class Evaluation:
 
     @contextmanager
     def _first_workers_model(self) -> Iterator[None]:
-        """For a `with` block all asynchronous workers have the first one's model."""
+        """Give all asynchronous workers the first worker's model for a `with` block. Collective."""
         if not self._asynchronous:
             yield
             return
@@ -167,9 +176,9 @@ class Evaluation:
             x[...] = own
 
     def _report_fields(self) -> dict[str, Any]:
-        """What the algorithm has to tell, and the bytes that were sent."""
+        """Return the algorithm's report and the bytes sent. Collective, unless asynchronous."""
         details = self._learner.report()
-        if self._asynchronous:  # what is known here
+        if self._asynchronous:  # the bytes known to this rank
             workers = (details or {}).get("workers", [])
             sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
         else:

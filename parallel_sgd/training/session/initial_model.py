@@ -1,4 +1,4 @@
-"""A model that begins as another one ended: CNTK's seed model."""
+"""Start a model from the final model of another run: CNTK's seed model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ...kernels import array_module
 from ...parameters import Parameters
 from ...validation import checked_path
 
-MODEL = "model.npz"  #: in a run's folder
+MODEL = "model.npz"  #: file in a run's folder
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The model of a run by any algorithm, on any number of ranks: its arrays by name.
+    """Read the model of a run, by any algorithm on any number of ranks: arrays by name.
 
     Args:
-        path: of its folder, or of a ``model.npz``.
+        path: the run's folder, or a ``model.npz``.
     Raises:
-        UserError: there is none, or it is no such file.
+        UserError: there is no model, or the file is not a model.
 
-    Nothing in it is executed. Local.
+    Nothing in the file is executed. Local.
     """
     file = checked_path("initial_model", path, "run's folder or model.npz")
     file = file / MODEL if file.is_dir() else file
@@ -39,14 +39,14 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 def set_parameters(
     parameters: Parameters, values: Mapping[str, Any], *, name: str | Path = "initial_model"
 ) -> None:
-    """Make a model's parameters these, before its learner is made.
+    """Set a model's parameters, before the learner is created.
 
     Args:
         parameters: changed.
-        values: an array for each, of its shape, by name.
-        name: of what they were read from.
+        values: an array for each parameter, of its shape, by name.
+        name: the source of the values, for errors.
     Raises:
-        UserError: names or shapes differ, or a value is not finite; nothing has changed then.
+        UserError: names or shapes differ, or a value is not finite. Nothing has changed then.
 
     Local.
     """
@@ -65,12 +65,12 @@ def require_shapes(
     name: str | Path,
     kinds: Mapping[str, str] | None = None,
 ) -> None:
-    """See that values are those of a model. Local.
+    """Check the names and shapes of values against a model. Local.
 
     Args:
-        wanted: the shape of each, by name.
-        kinds: what each is, where that is not "parameter".
-        name: of what they were read from.
+        wanted: the shape of each parameter, by name.
+        kinds: the kind of each value, by name, if not "parameter".
+        name: the source of the values, for errors.
     Raises:
         UserError: names or shapes differ.
     """
@@ -85,6 +85,6 @@ def require_shapes(
 
 
 def require_finite(key: str, value: Any, *, name: str | Path) -> None:
-    """See that a parameter holds finite numbers. Local."""
+    """Check that a parameter holds finite numbers. Local."""
     if value.dtype.kind != "f" or not np.isfinite(value).all():
         raise UserError(f"{name}: its parameter {key} must hold finite numbers")

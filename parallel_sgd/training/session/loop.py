@@ -1,4 +1,4 @@
-"""A session at work: the loop over minibatches, and what happens between two of them."""
+"""Run a session: the loop over minibatches, and the tasks between two minibatches."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BY_CALLBACK = "ended by a callback"
 
 
 class TrainingRun:
-    """One run of a session, on a rank that trains.
+    """Runs a session on a rank that trains.
 
     Args:
-        session: whose values have been checked.
-        learner: its learner.
-        best: where the best model is kept.
-        preemption: of the session, on this rank.
+        session: the checked options.
+        learner: the session's learner.
+        best: the snapshot for the best model.
+        preemption: the session's preemption on this rank.
 
     Creation is collective.
     """
@@ -63,14 +63,14 @@ class TrainingRun:
         self.checkpoints: SessionCheckpoints | None = None
         self.output = RunOutput(session, learner, collective=self.evaluation.collective)
         self._search_from = Snapshot()
-        self._criterion: float | None = None  #: of the model as it is now
+        self._criterion: float | None = None  #: of the present model
         self._begun = False
         self._generation = self.comm.generation
-        if kept is not None:  # ranks have died in the midst of the run
+        if kept is not None:  # ranks have failed during the run
             self._continue_from(kept)
 
     def begin(self) -> TrainingRun:
-        """All that comes before the first minibatch; the run itself. Collective."""
+        """Do all work before the first minibatch, and return the run itself. Collective."""
         self._agree()
         try:
             self._begin()
@@ -81,10 +81,11 @@ class TrainingRun:
         return self
 
     def run(self) -> list[Progress]:
-        """Train to the end. Collective.
+        """Train to the end, and return the rows. Collective.
 
         Raises:
-            RanksChanged: the ranks were reconfigured before.
+            RanksChanged: ranks have failed or joined, and the learner continues with the present
+                ranks. This run's knowledge of its ranks is out of date: a new run must take over.
         """
         try:
             with self.checkpoints or nullcontext(), self.not_finite:
@@ -100,14 +101,14 @@ class TrainingRun:
             self.output.fail(error)
             raise
         finally:
-            self.learner.local_step.state.lr_factor = 1.0  # of this session alone
+            self.learner.local_step.state.lr_factor = 1.0  # the factor belongs to this session
             self.output.close()
         return self.state.history if self.evaluation.has_rows else []
 
-    # Where ranks die, or join.
+    # Recovery from rank failures, and joining ranks.
 
     def _recovery_state(self) -> dict[str, Any]:
-        """What goes back with the learner where ranks have died. Local."""
+        """Return the session's state for recovery, rolled back together with the learner. Local."""
         return {
             "standing": self.state.as_dict(),
             "criterion": self._criterion,
@@ -119,18 +120,22 @@ class TrainingRun:
         }
 
     def _continue_from(self, kept: dict[str, Any]) -> None:
-        """The learner has gone back to where this was kept, on this rank or another. Local."""
+        """Restore the session's state after a rollback. Local.
+
+        Args:
+            kept: the result of `_recovery_state`, from this rank or another.
+        """
         state = SessionState.of([kept["standing"]], 0, 1)
         assert state is not None
         if self.learner.recovery.has_joined:
-            state.begin_row()  # the sum of the rank whose place it takes is lost
+            state.begin_row()  # the failed rank's sum is lost
         self.state, self._criterion = state, kept["criterion"]
         self.best_model.ended = kept["ended"]
         self.best_model.ends_with_best = kept["ends_with_best"]
         self.output.trained, self._begun = kept["trained"], kept["begun"]
 
     def _snapshot_if_due(self, *, new_row: bool) -> None:
-        """What is to be done after a step has been: take a copy, where one is due. Local."""
+        """Inform recovery of a completed step: recovery takes a snapshot if due. Local."""
         recovery = self.learner.recovery
         recovery.commit() if new_row else recovery.stepped()
 
@@ -138,10 +143,10 @@ class TrainingRun:
         if self.comm.generation != self._generation:
             raise RanksChanged
 
-    # The beginning and the end.
+    # Begin and end.
 
     def _agree(self) -> None:
-        """See that all ranks were given the same, and know where checkpoints are. Collective."""
+        """Check that all ranks have equal options and data. Open the checkpoints. Collective."""
         session, checkpoints = self.session, self.session.checkpoints
         self.comm.require_agreement(
             {
@@ -168,8 +173,7 @@ class TrainingRun:
             self.checkpoints = SessionCheckpoints(session, self.learner, self.minibatches, facts)
 
     def _begin(self) -> None:
-        """Go on from where a checkpoint has been, and begin to write, when all is known to be
-        right. Collective."""
+        """Resume from a checkpoint, and start to write, once all checks have passed. Collective."""
         session, checkpoints, resumed = self.session, self.checkpoints, None
         again = self._begun
         if again:
@@ -177,7 +181,7 @@ class TrainingRun:
         elif checkpoints:
             self.state, resumed = checkpoints.resume_from(self.best_model)
         rows, ended = self.state.history, self.best_model.ended is not None
-        if ended or self.learner.samples >= self.minibatches.total:  # the last one is written anew
+        if ended or self.learner.samples >= self.minibatches.total:  # last row: written anew
             rows = rows[:-1]
 
         def begun() -> None:
@@ -188,13 +192,13 @@ class TrainingRun:
 
         self.output.begin(rows, self.minibatches.total, begun)
         self._begun = True
-        if resumed:  # the copy that was taken as it was loaded knows nothing of this run
+        if resumed:  # the snapshot taken by loading knows nothing of this run
             self._snapshot_if_due(new_row=True)
-        if self.learner.algorithm.asynchronous:  # who is ready first would be far ahead
+        if self.learner.algorithm.asynchronous:  # else the first ready worker would be far ahead
             self.learner.meet()
 
     def _end(self) -> None:
-        """Complete the model, and what is written of it."""
+        """Complete the model, and write it. Collective."""
         output, history = self.output, self.state.history
         best_model, state = self.best_model, self.state
         self._require_same_ranks()
@@ -205,11 +209,11 @@ class TrainingRun:
             state.ended, state.total = best_model.ended, self.minibatches.total
         self._save_at_end(needed=output.trained)
         samples = self.learner.samples
-        self.learner.finish()  # may change the model: the last row is of the final one
+        self.learner.finish()  # may change the model: the last row is of the final model
         output.finished = True
         final = self.evaluation.final()
         if not history or (not self.evaluation.collective and history[-1].samples < samples):
-            # Another rank has had the rows, and has died, or dies yet.
+            # The rank with the rows has failed, or is about to.
             history.append(self.evaluation.row(state, validates=False))
         row = replace(history[-1], **final).finite()
         event = f"back to the model of {state.best_samples} samples"
@@ -218,7 +222,7 @@ class TrainingRun:
         output.complete(history)
 
     def _save_before_leaving(self) -> None:
-        """Save what is needed to go on another time. Collective."""
+        """Save all state, to resume later. Collective."""
         self._save_at_end(needed=True)
 
     # The loop.
@@ -250,8 +254,11 @@ class TrainingRun:
                 return
 
     def _step(self, batch: Batch) -> int:
-        """Train on a minibatch, and count it; its samples, of all ranks, or 0 where it is dealt out
-        anew."""
+        """Train on a minibatch, and count its samples.
+
+        Returns:
+            The samples of all ranks, or 0 if the minibatch is distributed anew.
+        """
         learner, state, session = self.learner, self.state, self.session
         begin = time.perf_counter()
         adjusts = session.auto_learning_rate is not None or self.not_finite.reduces
@@ -260,7 +267,8 @@ class TrainingRun:
             learner.local_step.state.lr_factor = factor
         samples, loss = self._gradient(batch)
         counts, counted = self.not_finite.counts(loss), (state.loss, state.count)
-        if counts and (learner.distributed or self.comm.rank == 0):  # before, all have the same
+        # In a warm start all ranks have the same samples.
+        if counts and (learner.distributed or self.comm.rank == 0):
             state.loss += loss
             state.count += samples
         total = learner.step(samples, self.not_finite.loss_to_check(loss))
@@ -274,10 +282,12 @@ class TrainingRun:
         return total
 
     def _gradient(self, batch: Batch) -> tuple[int, Any]:
-        """Compute the gradient of a minibatch: its samples of this rank, and its loss.
+        """Compute the gradient of a minibatch.
 
+        Returns:
+            This rank's samples, and their loss.
         Raises:
-            SharedError: on all ranks, if the minibatch or its loss is not as required on any.
+            SharedError: on all ranks, if the minibatch or its loss is bad on any rank.
         """
         try:
             samples = self.minibatches.samples_of(batch)
@@ -290,10 +300,12 @@ class TrainingRun:
         return samples, loss
 
     def _after_step(self, before: int) -> bool:
-        """Do what is due after a step; whether the place in the data has changed, or training ends.
+        """Do the tasks due after a step.
 
         Args:
-            before: the samples before it.
+            before: samples before the step.
+        Returns:
+            Whether the place in the data has changed, or training ends.
         """
         session, crossed = self.session, self.minibatches.crossed
         validation, checkpoints = session.validation, self.checkpoints
@@ -311,10 +323,14 @@ class TrainingRun:
             self._require_same_ranks()
         return searched
 
-    # Rows of metrics, and what follows from them.
+    # Rows of metrics, and their consequences.
 
     def _row(self, *, validates: bool) -> bool:
-        """Make a row, and do what it asks for; whether training goes on from an earlier model."""
+        """Make a row, and carry out its consequences.
+
+        Returns:
+            Whether an earlier model was restored.
+        """
         state, evaluation, best_model = self.state, self.evaluation, self.best_model
         if not evaluation.has_rows:
             state.begin_row()
@@ -333,12 +349,12 @@ class TrainingRun:
         self._add_row(row)
         if moved:
             self._remove_later_checkpoints()
-        if not last and best_model.ended is None:  # else it is told when the model is complete
+        if not last and best_model.ended is None:  # the last row comes with the final model
             self.output.report_rows(state.history[-1:])
         return moved
 
     def _roll_back(self, problem: str) -> None:
-        """Go on from the best model after a step that could not be taken. Collective."""
+        """Continue from the best model after a failed step. Collective."""
         row = self.evaluation.row(self.state, validates=False).with_event(problem)
         self.state.begin_row()
         row, _ = self.best_model.adjust(row, math.nan, self.state, last=False)
@@ -348,7 +364,7 @@ class TrainingRun:
             self.output.report_rows(self.state.history[-1:])
 
     def _reduce(self, error: DivergedError) -> None:
-        """Go on at a lower rate from the newest good state. Collective."""
+        """Continue at a lower learning rate from the newest good state. Collective."""
         row = self.evaluation.row(self.state, validates=False).with_event(str(error))
         did, samples = self.not_finite.go_back(error, self.state)
         self._add_row(replace(row.with_event(did), **self.evaluation.next_step_fields(self.state)))
@@ -356,12 +372,12 @@ class TrainingRun:
         self.output.report_rows(self.state.history[-1:])
 
     def _add_row(self, row: Progress) -> None:
-        """Keep a row, which says why training ends, if it does."""
+        """Append a row. The row names the reason if training ends early."""
         ended = self.best_model.ended
         self.state.history.append((row.with_event(ended) if ended else row).finite())
 
     def _require_finite(self, row: Progress) -> None:
-        """End training where it has diverged, and no earlier model is there to go back to."""
+        """End training if it has diverged and no earlier model can be restored."""
         losses = {name: value for name, value in row.metrics.items() if name.endswith("_loss")}
         for name, loss in {"train_loss": row.train_loss, **losses}.items():
             if loss is not None and not math.isfinite(loss) and not self.best_model.can_roll_back:
@@ -374,8 +390,7 @@ class TrainingRun:
                 self.evaluation.fail(problem)
 
     def _run_callbacks(self, row: Progress) -> bool:
-        """Call all callbacks, on all ranks; whether none of them, on any rank, has ended
-        training."""
+        """Call all callbacks on all ranks. Return False if a callback on any rank ends training."""
         callbacks = self.session.callbacks
         if not callbacks:
             return True
@@ -393,7 +408,7 @@ class TrainingRun:
     # The minibatch size.
 
     def _search_minibatch_size(self) -> bool:
-        """After an epoch: search it where it is time to; whether that was done."""
+        """Search the minibatch size if due, after an epoch. Return whether the search was done."""
         auto, state, minibatches = self.session.auto_minibatch_size, self.state, self.minibatches
         epochs = (self.learner.samples - minibatches.start) // minibatches.epoch
         if auto is None or epochs % auto.minibatch_size_tuning_frequency:
@@ -407,8 +422,14 @@ class TrainingRun:
         return True
 
     def _trial_loss(self, size: int, samples: int) -> float:
-        """The mean training loss of so many samples in minibatches of this size; then all but the
-        seconds is as it was before. Collective."""
+        """Return the mean training loss of a trial with minibatches of a size. Collective.
+
+        Then all state is restored, except the seconds.
+
+        Args:
+            size: samples of all ranks in a minibatch.
+            samples: samples of all ranks to train on.
+        """
         learner, kept, criterion = self.learner, self.state, self._criterion
         self.state = replace(kept, size=size, loss=0.0, count=0)
         end = learner.samples + samples
@@ -420,7 +441,7 @@ class TrainingRun:
                         break
                 own = float(self.state.loss), self.state.count
                 sums = self.comm.allgather_object(own)
-                count = sum(count for _, count in sums)  # 0 where all was left out
+                count = sum(count for _, count in sums)  # 0 if all minibatches were skipped
                 loss = float(sum(loss for loss, _ in sums) / count) if count else math.inf
         except DivergedError:
             loss = math.inf
@@ -431,18 +452,21 @@ class TrainingRun:
     # Checkpoints.
 
     def _save(self, checkpoints: SessionCheckpoints) -> None:
-        """Save all state, and the session's. Collective."""
         checkpoints.save(self.state, best=self._is_best)
 
     @property
     def _is_best(self) -> bool:
-        """Whether the model as it is now is the best so far, as all ranks know. Local."""
+        """Return whether the present model is the best so far, as known to all ranks. Local."""
         known = self.evaluation.collective and self._criterion is not None
         best, samples = self.state.best, self.state.best_samples
         return known and self._criterion == best and self.learner.samples == samples
 
     def _save_at_end(self, *, needed: bool) -> None:
-        """Wait until all is on the disk, if need be with a last checkpoint. Collective."""
+        """Wait until all checkpoints are on the disk. Collective.
+
+        Args:
+            needed: save a last checkpoint first.
+        """
         checkpoints, recovery = self.checkpoints, self.learner.recovery
         if checkpoints is None:
             return
@@ -453,13 +477,17 @@ class TrainingRun:
             checkpoints.wait()
 
         recovery.collective(saved)
-        self._require_same_ranks()  # it may have gone back already, as others will
+        self._require_same_ranks()  # this rank may have rolled back before the other ranks
         if recovery.ranks_may_change:  # if a rank has failed meanwhile, nothing may have been saved
             recovery.attempt(self.learner.meet)
             self._require_same_ranks()
 
     def _remove_later_checkpoints(self, samples: int = 0) -> None:
-        """After training has gone back to the best model, or to so many samples. Collective."""
+        """Remove checkpoints newer than the restored state. Collective.
+
+        Args:
+            samples: samples of the restored state. 0: those of the best model.
+        """
         checkpoints, samples = self.checkpoints, max(samples, self.state.best_samples)
         if checkpoints:
             checkpoints.wait()
@@ -467,5 +495,5 @@ class TrainingRun:
 
 
 def ends(answer: Any) -> bool:
-    """Whether a callback's answer ends training: False does, also NumPy's. Local."""
+    """Return whether a callback's answer ends training: False does, also NumPy's. Local."""
     return isinstance(answer, bool | np.bool_) and not answer

@@ -1,4 +1,4 @@
-"""Means over the samples of all ranks, of which each takes a part."""
+"""Compute means over the samples of all ranks. Each rank computes a part."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .objective import Objective
 
 
 def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """The means over all ranks' samples, the same on all ranks. Collective.
+    """Return the means over all ranks' samples, the same on all ranks. Collective.
 
+    Args:
+        sums: this rank's sum of every metric, by name.
+        samples: this rank's samples.
     Raises:
         SharedError: the ranks have different metrics, or no samples at all.
     """
@@ -33,13 +36,13 @@ def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) 
 def evaluate(
     objective: Objective, data: Dataset | Sequences, comm: Communicator, *, batch: int
 ) -> dict[str, float]:
-    """The mean of every metric over a data set, of which every rank of `comm` reads a part.
+    """Return the mean of every metric over a data set. Each rank of `comm` reads a part.
 
     Args:
-        data: the same on all ranks; a rank may have none of its samples.
-        batch: samples that are read and computed at a time.
+        data: the same on all ranks. A rank's part may be empty.
+        batch: samples to read and compute at a time.
     Raises:
-        SharedError: on all ranks, if a sample is bad or a metric fails on any.
+        SharedError: on all ranks, if a sample is bad or a metric fails on any rank.
 
     Collective.
     """

@@ -1,4 +1,4 @@
-"""Where the minibatches of a session come from, and how many there are."""
+"""The minibatches of a session: their source, number and size."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from ..learner import Learner
 from .batches import Batch
 from .options import SessionOptions
 
-MINIBATCH_SIZE = 64  #: where none is given
+MINIBATCH_SIZE = 64  #: default, in samples of all ranks
 
 
 class SessionMinibatches:
-    """The minibatches of a session, from wherever its learner stands.
+    """Iterates over a session's minibatches, from the learner's present place to the end.
 
     Args:
-        session: whose values have been checked.
-        learner: its learner.
-        chosen: the minibatch size that was found in training; 0: as the session says.
-        start: samples that the learner had seen before the session.
+        session: the checked options.
+        learner: the session's learner.
+        tuned_size: returns the minibatch size found by `AutoMinibatchSize`; 0: as the session's
+            options say.
+        start: the learner's samples before the session.
     Raises:
-        UserError: the session's arguments do not fit what it trains on.
+        UserError: the session's arguments do not fit its training data.
 
     Attributes:
         epochs: passes over the data.
         epoch: samples of all ranks in an epoch.
-        begins: samples that the learner had seen before the first one.
-        facts: what must be the same when a run is resumed, by name.
+        start: the learner's samples before the first minibatch.
+        facts: values that must be equal when a run is resumed, by name.
 
-    Creation is local; the attributes are there after `meet`.
+    Creation is local. The attributes exist after `meet`.
     """
 
     def __init__(
@@ -75,17 +76,17 @@ class SessionMinibatches:
 
     @property
     def sizes(self) -> MinibatchSize:
-        """Of minibatches, as they were asked for."""
+        """The requested minibatch size, or sizes by samples."""
         return self._sizes
 
     @property
     def total(self) -> int:
-        """The learner's samples when training is at its end."""
+        """The learner's samples at the end of training."""
         total: int = self.start + self.epochs * self.epoch
         return total
 
     def meet(self) -> None:
-        """See that all ranks have the same data. Collective."""
+        """Check that all ranks have the same data. Collective."""
         source, learner = self._source, self._learner
         self.facts: dict[str, Any] = {"minibatch_size": size_summary(self._sizes)}
         if source is None:
@@ -100,7 +101,7 @@ class SessionMinibatches:
         self.facts = {"seed": origin.seed, "number of samples": self.epoch, **self.facts}
 
     def __iter__(self) -> Iterator[Batch]:
-        """The minibatches from where the learner stands to the end."""
+        """Yield the minibatches from the learner's present place to the end."""
         if self._source is not None:
             yield from self._source.minibatches(self._learner)
             return
@@ -113,10 +114,10 @@ class SessionMinibatches:
                 yield batch
 
     def samples_of(self, batch: Batch) -> int:
-        """Of this rank, as the learner and the objective count them. Local.
+        """Count this rank's samples in a minibatch, as the learner and the objective do. Local.
 
         Raises:
-            UserError: they do not count alike, or cannot.
+            UserError: learner and objective count differently, or cannot count.
         """
         objective = self._session.objective
         if self._source is None:
@@ -131,12 +132,20 @@ class SessionMinibatches:
         return samples
 
     def size_after(self, samples: int) -> int:
-        """Of the minibatch that begins there, in samples of all ranks. Local."""
+        """Return the size of the minibatch that begins there, in samples of all ranks. Local.
+
+        Args:
+            samples: the learner's samples before the minibatch.
+        """
         size: int = self._tuned_size() or size_after(self._sizes, samples)
         return size
 
     def rate_factor(self, samples: int) -> float:
-        """The factor on the rate, for the size of the minibatch that begins there. Local."""
+        """Return the factor on the learning rate that follows from the minibatch size. Local.
+
+        Args:
+            samples: the learner's samples before the minibatch.
+        """
         follows = self._session.rate_follows
         if follows is None:
             return 1.0
@@ -145,7 +154,11 @@ class SessionMinibatches:
         return wanted[follows] / (grown if self._learner.rate_is_per_sample else 1.0)
 
     def crossed(self, before: int, every: int | None) -> bool:
-        """Whether the learner has come to another multiple of so many samples, or of an epoch,
-        since it had seen `before`; at the end in any case. Local."""
+        """Return whether the learner has passed a multiple of `every`. True at the end. Local.
+
+        Args:
+            before: the learner's samples at the previous look.
+            every: samples of all ranks, counted from `start`. None: an epoch.
+        """
         now, every = self._learner.samples, every or self.epoch
         return now >= self.total or (now - self.start) // every > (before - self.start) // every

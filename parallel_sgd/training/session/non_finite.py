@@ -1,4 +1,4 @@
-"""What a session does about a loss or a gradient that is not finite."""
+"""Apply a session's policy for losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .state import Progress, SessionState
 
 
 class NonFiniteRunner:
-    """A session's policy at work, around its loop: a `with` block.
+    """Applies the policy around the session's loop, as a `with` block.
 
     Args:
-        policy: the session's, as it was checked; None: the learner's own.
-        learner: the session's.
-        feeding: its minibatches.
+        policy: the session's checked policy. None: the learner's own.
+        learner: the session's learner.
+        minibatches: the session's minibatches.
 
     Memory: "reduce" keeps two copies of all state.
     """
@@ -43,8 +43,8 @@ class NonFiniteRunner:
         self.reduces = self._policy.not_finite == "reduce"
         self._before = skipped.skips, skipped.most, skipped.option
         self._reported = skipped.minibatches
-        self._snapshots: list[tuple[Snapshot, int, tuple[float, int]]] = []  # the newest one first
-        self._group: object = None  #: whose states these are
+        self._snapshots: list[tuple[Snapshot, int, tuple[float, int]]] = []  # newest first
+        self._group: object = None  #: the ranks of the snapshots
         self._failed_at, self._in_a_row, self._past_failure = -1, 0, True
 
     def __enter__(self) -> NonFiniteRunner:
@@ -62,23 +62,25 @@ class NonFiniteRunner:
         skipped.skips, skipped.most, skipped.option = self._before
 
     def loss_to_check(self, loss: float) -> float | None:
-        """What a step is to be told of a minibatch's loss. Local."""
+        """Return the loss for the step to check, or None if the step shall not check it. Local."""
         return loss if self.reduces or self._skipped.skips else None
 
     def counts(self, loss: float) -> bool:
-        """Whether a loss counts among those of a row: one that is left out, or undone, does not.
-        Local."""
+        """Return whether a loss counts in the row's mean. Local.
+
+        Losses of skipped or undone steps do not count.
+        """
         return not (self.reduces or self._skipped.skips) or math.isfinite(loss)
 
     def keep(self, state: SessionState, before: int | None = None) -> None:
-        """With "reduce": keep the state, where it is time to.
+        """With "reduce": take a snapshot if due.
 
         Args:
-            before: samples before the latest step; None: keep it in any case.
+            before: samples before the latest step. None: take a snapshot in any case.
         Raises:
-            DivergedError: on all ranks, if its numbers are not finite on any.
+            DivergedError: on all ranks, if the state is not finite on any rank.
 
-        Collective where it is time to.
+        Collective if a snapshot is due.
         """
         learner, minibatches = self._learner, self._minibatches
         if not self.reduces:
@@ -93,7 +95,7 @@ class NonFiniteRunner:
         for vector in momenta:
             problem = problem or problem_with(vector, name="optimizer's state")
         learner.group.agree(self._skipped.problem(problem), 0)
-        if self._group is not learner.group:  # some have died: those left have other parts of it
+        if self._group is not learner.group:  # after a failure the ranks' shards differ
             self._group = learner.group
             self._snapshots.clear()
         snapshot = self._snapshots.pop()[0] if len(self._snapshots) == 2 else Snapshot()
@@ -102,11 +104,12 @@ class NonFiniteRunner:
         self._past_failure = True
 
     def go_back(self, error: DivergedError, state: SessionState) -> tuple[str, int]:
-        """With "reduce": go on from the newest good state, at a lower rate; what was done, and the
-        samples there. Collective.
+        """With "reduce": restore the newest good state, and lower the learning rate. Collective.
 
+        Returns:
+            A description of the change, and the samples of the restored state.
         Raises:
-            DivergedError: it was done too often in a row.
+            DivergedError: too many failures in a row.
         """
         learner, policy = self._learner, self._policy
         if self._group is not learner.group or not self._snapshots:
@@ -121,7 +124,7 @@ class NonFiniteRunner:
                 f"help: {error}"
             ) from error
         if not self._past_failure and len(self._snapshots) > 1:
-            self._snapshots.pop(0)  # finite, but too far gone
+            self._snapshots.pop(0)  # finite, but training fails again from there
         self._past_failure = False
         snapshot, samples, (state.loss, state.count) = self._snapshots[0]
         learner.runner.failed = False
@@ -131,7 +134,7 @@ class NonFiniteRunner:
         return f"{did}samples", samples
 
     def with_skips(self, row: Progress) -> Progress:
-        """A row that says what was left out since the one before. Local."""
+        """Add the minibatches skipped since the previous row to a row's event. Local."""
         skipped = self._skipped
         new, self._reported = skipped.minibatches - self._reported, skipped.minibatches
         if not new:

@@ -1,4 +1,4 @@
-"""What is asked for where a loss or a gradient is not finite."""
+"""Options for losses and gradients with NaN or infinite values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from ...options import Choice, Options, Real, Whole, option, options
 from ..non_finite import MOST_SKIPPED
 
 KEEP_EVERY = 100
-"""Minibatches from one state that is kept to the next, if nobody says otherwise: each is a pass
-over memory."""
+"""Default number of minibatches between two snapshots. Each snapshot costs a pass over memory."""
 
 
 @options
 class NotFinitePolicy(Options):
-    """What becomes of a minibatch whose loss or gradient is not finite, on any rank.
+    """The treatment of a minibatch if its loss or gradient is not finite on any rank.
 
-    "stop" ends training. "skip" leaves the minibatch out, as `Learner` says of its `not_finite`.
-    "reduce" lowers the learning rate for good, and goes back to the newest good state: all that a
-    checkpoint holds, kept in memory now and then, the place in the data included. Where training
-    does not get past the place, it goes back to the state before that one, and ends in the end.
+    "stop" ends training. "skip" skips the minibatch, as described at `Learner`'s `not_finite`.
+    "reduce" lowers the learning rate for good, and restores the newest good state: all content of a
+    checkpoint, kept in memory from time to time, including the place in the data. If training fails
+    again before the next snapshot, the previous snapshot is restored. After too many failures in a
+    row training ends.
     """
 
     not_finite: str = option(

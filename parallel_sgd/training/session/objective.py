@@ -1,4 +1,4 @@
-"""What a session asks of a model: gradients of minibatches, and what to measure."""
+"""The objective of a session: gradients of minibatches, and metrics."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from ..learner import Learner
 from .batches import Batch, samples_in
 
 Metric = Callable[[Any, Any], Any]
-"""Given a model's outputs for some samples, and what they should be, the mean over them."""
+"""A function of a model's outputs for some samples and their targets; returns the mean over the
+samples."""
 
 OVERRIDE = "define samples_of in your Objective, which gives the number of its samples"
 
 
 class Objective(ABC):
-    """A model, the loss that it is trained by, and the metrics that it is judged by.
+    """A model with its loss for training and its metrics for evaluation.
 
-    A class of one's own has `backward` and `evaluate`; where a metric is no mean over samples,
-    `sums` and `scores`; and where samples are not the first axis of a batch, `samples_of`.
+    Your own class defines `backward` and `evaluate`. It also defines `sums` and `scores` if a
+    metric is not a mean over samples, and `samples_of` if samples are not the first axis of a
+    batch.
 
     Attributes:
-        dtype: of the inputs, as a data set is asked for them.
-        classes: that labels must be below; None where there are no labels.
+        dtype: dtype of the inputs, requested from data sets.
+        classes: labels must be below this number. None: there are no labels.
     """
 
     dtype: Any = np.float32
@@ -41,24 +43,29 @@ class Objective(ABC):
         """Compute the gradient of this rank's part of a minibatch, for the learner's next step.
 
         Args:
-            pieces: of it, at least one, each as large as may be computed at once.
+            pieces: the pieces of this part, at least one, each of the largest size to compute at
+                once.
         Returns:
-            The loss, summed over the samples: a number, or what `float` makes one.
+            The loss, summed over the samples: a number, or an argument of `float`.
 
         Local.
         """
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Mapping[str, float]:
-        """The mean of the loss and of every metric over some samples, at least one, by name; among
-        them "loss". Local."""
+        """Return the mean of the loss and of every metric over at least one sample, by name.
+
+        The loss is named "loss". Local.
+        """
 
     def samples_of(self, batch: Batch) -> int:
-        """Count the samples of a minibatch of this rank: of `Padded` inputs the tokens, else the
-        length of the first axis that all its arrays have.
+        """Count the samples of a minibatch of this rank.
+
+        Of `Padded` inputs the tokens are counted, or else the length of the first axis common to
+        all arrays.
 
         Raises:
-            UserError: they have none in common.
+            UserError: the arrays have no common length.
 
         Local.
         """
@@ -67,8 +74,10 @@ class Objective(ABC):
         return samples_in(batch, instead=OVERRIDE)
 
     def sums(self, batch: Batch) -> Mapping[str, Any]:
-        """What `scores` makes the metrics of: numbers or arrays, by name. Those of parts of the
-        data, added, are those of the whole. Local."""
+        """Return the sums from which `scores` computes the metrics: numbers or arrays, by name.
+
+        The sums of a data set are the added sums of its parts. Local.
+        """
         means = numbers_of("evaluate", self.evaluate(batch))
         if "loss" not in means:
             raise UserError(f"evaluate must give 'loss' among its metrics: it gave {[*means]}")
@@ -76,17 +85,17 @@ class Objective(ABC):
         return {name: mean * samples for name, mean in means.items()}
 
     def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The loss and every metric, given the `sums` of so many samples. Local."""
+        """Compute the loss and every metric from the `sums` of this many samples. Local."""
         return {name: float(total) / samples for name, total in sums.items()}
 
 
 class ModelObjective(Objective):
-    """That of a NumPy or CuPy model, which knows its loss and how its score is called.
+    """The objective of a NumPy or CuPy model, which has its own loss and score.
 
     Args:
-        model: of `parallel_sgd.models`, or with what these have.
-        metrics: beside the loss and the score, by name; each is given outputs [m, outputs] and
-            targets [m, …], and costs another forward pass.
+        model: a model of `parallel_sgd.models`, or with the same methods.
+        metrics: further metrics, by name. Each is a function of outputs [m, outputs] and targets
+            [m, …], and costs another forward pass.
     """
 
     def __init__(self, model: Model, metrics: Mapping[str, Metric] | None = None) -> None:
@@ -129,10 +138,10 @@ SCORE = "loss and score"
 
 
 def numbers_of(function: str, values: Any) -> dict[str, float]:
-    """Return the means that a user's function has given for a batch, as floats. Local.
+    """Convert the means returned by a user's function for a batch to floats. Local.
 
     Raises:
-        UserError: no mapping from names to numbers.
+        UserError: the result is not a mapping from names to numbers.
     """
     if not isinstance(values, Mapping):
         raise UserError(
@@ -155,7 +164,7 @@ def checked_metrics(metrics: Any) -> dict[str, Metric]:
     """Return metrics as a dict. Local.
 
     Raises:
-        UserError: they are no mapping from names to functions.
+        UserError: not a mapping from names to functions.
     """
     what = "of outputs and targets"
     checked = mapping("metrics", metrics, f"functions {what}")
@@ -163,10 +172,10 @@ def checked_metrics(metrics: Any) -> dict[str, Metric]:
 
 
 def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[str, float]:
-    """The value of every metric, as a number. Local.
+    """Compute the value of every metric. Local.
 
     Raises:
-        UserError: one fails, or gives no number.
+        UserError: a metric fails, or returns no number.
     """
     values = {}
     for name, metric in metrics.items():
@@ -179,7 +188,7 @@ def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[
 
 
 def objective_of(given: Any, metrics: Mapping[str, Metric] | None = None) -> Objective:
-    """A model as an objective; an objective as it is. Local.
+    """Return a model as an objective, or an objective unchanged. Local.
 
     Raises:
         UserError: it is neither.

@@ -1,4 +1,4 @@
-"""What a training session is asked for: checked, before it begins."""
+"""Options of a training session, and their checks before the session begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .objective import objective_of
 from .run_folder import RunFolder
 from .state import Progress
 
-FOLLOWS = ("constant", "linear", "sqrt")  #: what a learning rate does as minibatches grow
+FOLLOWS = ("constant", "linear", "sqrt")  #: growth of the learning rate with the minibatch size
 
 KINDS = {
     "validation": CrossValidation,
@@ -35,7 +35,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
-    """What a `TrainingSession` is given: see there."""
+    """The options of a `TrainingSession`, described there."""
 
     learner: Learner
     objective: Any
@@ -60,16 +60,15 @@ class SessionOptions:
 
     @property
     def may_end(self) -> bool:
-        """Whether something may end training before its time, so that all ranks must hear of it.
-        Local."""
+        """Return whether training may end early, so that all ranks must be informed. Local."""
         patience = self.validation is not None and self.validation.patience is not None
         return bool(self.callbacks) or patience
 
     def checked(self) -> SessionOptions:
-        """The same with plain values.
+        """Return the same options with plain values.
 
         Raises:
-            UserError: an option is not as required, or does not go with another one.
+            UserError: an option is not as required, or does not fit another option.
 
         Local.
         """
@@ -115,7 +114,7 @@ class SessionOptions:
         return as_dataset(self.test)
 
     def _require_possible(self) -> None:
-        """Refuse options that cannot be together, or with this algorithm."""
+        """Refuse combinations of options with each other or with this algorithm."""
         algorithm = self.learner.algorithm
         adjusted = [
             name

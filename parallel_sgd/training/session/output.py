@@ -1,4 +1,4 @@
-"""What a run of a session writes and tells: its folder, every rank's log, reports, and a bar."""
+"""Output of a session's run: the run folder, every rank's log, reports, and a progress bar."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .state import Progress, loss_curves
 
 
 class RunOutput:
-    """Of one run, on a rank that trains.
+    """Writes the output of one run, on a rank that trains.
 
     Args:
-        session: whose values have been checked.
-        learner: its learner.
-        meets: whether all ranks come to each row together; else the first rank writes it alone,
-            while the others train.
+        session: the checked options.
+        learner: the session's learner.
+        collective: all ranks make each row together. False: the first rank writes rows alone, while
+            the other ranks train.
 
     Attributes:
         trained: whether a step has been taken.
@@ -38,15 +38,15 @@ class RunOutput:
         self.trained = self.finished = False
 
     def lock_folder(self) -> None:
-        """Keep other jobs from writing to the run's folder, if it is there. Collective."""
+        """Keep other jobs from writing to the run's folder, if the folder exists. Collective."""
         if folder := self._session.folder:
             self.on_first_rank(folder.hold)
 
     def begin(self, rows: Sequence[Progress], total: int, begun: Callable[[], object]) -> None:
-        """Begin to write: what the folder held is replaced. Collective.
+        """Begin to write. The folder's previous content is replaced. Collective.
 
         Args:
-            rows: that the run has already.
+            rows: the rows so far, of a resumed run.
             total: samples of the whole run.
             begun: called on the first rank.
         """
@@ -68,12 +68,12 @@ class RunOutput:
             self._comm.together(self._log.create)
 
     def show(self, samples: int) -> None:
-        """So many samples have been seen. Local."""
+        """Show on the progress bar the samples seen. Local."""
         if self._bar:
             self._bar.show(samples)
 
     def report_rows(self, rows: Sequence[Progress]) -> None:
-        """Write rows, and report them. Collective where the ranks meet."""
+        """Write rows, and report them. Collective if `collective`."""
         folder, report = self._session.folder, self._session.report
 
         def report_rows() -> None:
@@ -89,10 +89,10 @@ class RunOutput:
             self._log_line(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
 
     def complete(self, history: Sequence[Progress]) -> None:
-        """The run has come to its end: write what is left, and close the folder. Collective.
+        """Write the model and the last row, and close the folder. Collective.
 
         Args:
-            history: its rows; the last one has not been told.
+            history: all rows. The last row has not been reported yet.
         """
         folder = self._session.folder
         if folder:
@@ -101,22 +101,24 @@ class RunOutput:
         self.on_first_rank(self._close_folder)
 
     def fail(self, error: BaseException) -> None:
-        """The run ends by an error. Local."""
+        """Log the error that ends the run, and close the folder. Local."""
         if self._log:
             self._log.write_error(error)
-        with suppress(UserError):  # the first error is the one to tell
+        with suppress(UserError):  # report the first error only
             self._close_folder()
 
     def close(self) -> None:
-        """Take the bar away. Local."""
+        """Remove the progress bar. Local."""
         if self._bar:
             self._bar.close()
 
     def on_first_rank(self, work: Callable[[], object]) -> None:
-        """Let the first rank write, once; where it cannot, all ranks end. Collective where they
-        meet."""
+        """Run `work` once, on the first rank. If it fails, all ranks end.
+
+        Collective if `collective`.
+        """
         if self._collective or self.finished or not self.trained:
-            first = CallOnce(work)  # another rank may become the first one
+            first = CallOnce(work)  # after a failure another rank may be the first
             comm = self._comm
             self._learner.recovery.collective(
                 lambda: comm.together(lambda: first() if comm.rank == 0 else None)
@@ -138,7 +140,7 @@ class RunOutput:
             self._session.folder.close()
 
     def _log_line(self, text: str) -> None:
-        """Write a line into this rank's log; where it cannot, all ranks end."""
+        """Write a line to this rank's log. If that fails, all ranks end."""
         if self._log is None:
             return
         try:
@@ -150,7 +152,7 @@ class RunOutput:
 
 
 class CallOnce:
-    """Calls a function the first time; after that nothing is done, unless it has failed."""
+    """Calls a function at the first call. Later calls do nothing, unless that call has failed."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function: Callable[[], object] | None = function
@@ -162,10 +164,14 @@ class CallOnce:
 
 
 def run_callback(callback: Callable[[Any], Any], row: Any) -> Any:
-    """What a callback gives; what it raises is told on all ranks. Local."""
+    """Call a user's callback and return its answer. Local.
+
+    Raises:
+        UserError: the callback has failed. To be raised on all ranks.
+    """
     try:
         return callback(row)
-    except (UserError, BrokenPipeError):  # the latter: nobody reads what is printed
+    except (UserError, BrokenPipeError):  # BrokenPipeError: nobody reads the output
         raise
     except Exception as error:
         name = getattr(callback, "__name__", type(callback).__name__)

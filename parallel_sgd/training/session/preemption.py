@@ -1,8 +1,8 @@
-"""All ranks leave together where any of them is asked to: with a checkpoint, and a code of its own.
+"""Preemption: all ranks save and exit together, with an exit code of its own.
 
-A notice does not reach all ranks, nor all at once. So the ranks ask each other, after the same
-step on all: about every second (`EVERY_S`), or after each step where that takes longer.
-Asynchronous workers, who have to wait for each other to do so, ask more seldom
+A notice does not reach all ranks, nor all ranks at once. So the ranks gather their notices after
+the same step on all ranks: about every second (`EVERY_S`), or after each step if steps take longer.
+Asynchronous workers must wait for each other to do so, and gather less often
 (`EVERY_ASYNCHRONOUS_S`).
 """
 
@@ -28,16 +28,17 @@ EVERY_ASYNCHRONOUS_S = 10.0
 
 
 class Preemption:
-    """
+    """Agrees among all ranks to save and exit.
+
+    Without signals for preemption (`communication.liveness.preemption`) the ranks gather nothing,
+    and `agreed` stays False. Local.
+
     Args:
-        learner: whose ranks may be asked to leave.
-        saves: whether all state can be saved; else the ranks stay.
+        learner: the learner of the ranks.
+        saves: whether all state can be saved. False: the ranks stay.
 
     Attributes:
-        agreed: whether all ranks leave.
-
-    Where nobody has said by which signals (`communication.preemption`) nothing is asked, and
-    `agreed` stays False. Local.
+        agreed: whether all ranks exit.
     """
 
     def __init__(self, learner: Learner, *, saves: bool) -> None:
@@ -49,18 +50,18 @@ class Preemption:
         listen()
 
     def begin(self) -> None:
-        """Begin to count steps, on all ranks; anew, where some have died. Local."""
+        """Restart the count of steps, on all ranks, also after a failure. Local."""
         self._steps, self._ask_at, self._since = 0, 1, time.perf_counter()
-        self._asked |= self.agreed  # and could not, since one has died: they ask each other again
+        self._asked |= self.agreed  # a failure prevented the exit: gather again
         self.agreed = False
 
     def stepped(self) -> bool:
-        """Whether all ranks leave, after one more step. Collective where ranks ask.
+        """Count a step, and return whether all ranks exit. Collective when ranks gather notices.
 
         Raises:
             UserError: on all ranks, as `Learner.meet`.
 
-        Cost: about every `EVERY_S` seconds a gathering of two numbers, and a pass over the model.
+        Cost: about every `EVERY_S` seconds a gather of two numbers, and a pass over the model.
         """
         self._steps += self._wanted
         if self._steps < self._ask_at:
@@ -68,21 +69,21 @@ class Preemption:
         own = time.perf_counter() - self._since, self._asked or preemption_requested()
         passed, asked = zip(*self._learner.gathered(own), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
-        # No more than twice as many as now: the first steps may have been slow, or quick.
+        # At most doubled: the first steps may have been slow or quick.
         self._ask_at = max(1, int(min(pace, 2 * self._ask_at)))
         self._steps, self._since = 0, time.perf_counter()
         self.agreed = any(asked)
         return self.agreed
 
     def leave_if_agreed(self, save: Callable[[], object]) -> None:
-        """Where all ranks leave: save, on the disk, requeue the job where asked, and leave.
+        """Save all state, requeue the job if requested, and exit, if all ranks have agreed.
 
         Args:
-            save: all state. Collective.
+            save: saves all state to the disk. Collective.
         Raises:
             Preempted: on all ranks.
 
-        Collective; what is under way comes to its end, and servers are let go.
+        Collective. Pending work is completed, and servers are released.
         """
         if not self.agreed:
             return
@@ -95,16 +96,17 @@ class Preemption:
             )
             if requeues():
                 requeue()
-        # Else the others' end may end the job before.
+        # Else the exit of other ranks may end the job first.
         self._learner.recovery.collective(lambda: self._learner.comm.barrier())
         raise Preempted
 
     def notify_servers(self) -> None:
-        """Let ranks that only serve know, who have served by now, whether all leave. Collective
-        over all ranks, where some only serve.
+        """Inform ranks that only serve, once they have finished serving, whether all ranks exit.
+
+        Collective over all ranks, if some only serve.
 
         Raises:
-            Preempted: on those that serve, if so.
+            Preempted: on ranks that only serve, if all ranks exit.
         """
         learner, world = self._learner, self._learner.world
         if not self._wanted or fault_tolerant() or learner.group.own.size == world.size:

@@ -1,4 +1,4 @@
-"""A bar on the terminal that shows how far training has come."""
+"""Show the progress of training on the terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...errors import UserError
 
 
 def on_terminal() -> bool:
-    """Whether somebody looks at a terminal while this program runs. Local."""
+    """Return whether this program's output goes to a terminal. Local."""
     return output_is_terminal() or os.environ.get(TERMINAL) == "1"
 
 
 class ProgressBar:
-    """Samples of all ranks, their pace, and when they will all have been seen.
+    """Shows samples of all ranks, their rate, and the time left.
 
     Args:
         total: samples of all ranks in the whole of training.
-        begin: samples that have been seen.
+        begin: samples seen so far.
     Raises:
         UserError: tqdm is not installed.
 
@@ -42,29 +42,31 @@ class ProgressBar:
         )
 
     def show(self, samples: int) -> None:
-        """So many samples have been seen. Some nanoseconds, but for a few times a second."""
+        """Show the samples seen. Cost: some nanoseconds, except for a few redraws a second."""
         if samples != self._bar.n:
             self._bar.update(samples - self._bar.n)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """For a `with` block that prints: the bar is away meanwhile, and what is printed goes where
-        the bar was. (By two streams it could come before the bar has gone.)"""
+        """Hide the bar for a `with` block that prints, and print to the bar's stream.
+
+        On another stream the text could appear before the bar is gone.
+        """
         self._bar.clear()
         with redirect_stdout(sys.stderr):
             yield
         self._bar.refresh()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
 
 def require_tqdm() -> Any:
-    """The module that draws the bar.
+    """Import tqdm.
 
     Raises:
-        UserError: it is not installed.
+        UserError: tqdm is not installed.
     """
     try:
         return importlib.import_module("tqdm")

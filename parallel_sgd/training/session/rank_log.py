@@ -1,4 +1,4 @@
-"""A log of every rank, in the folder of its run."""
+"""Write a log for every rank, in the run's folder."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ...files import append_line, reason
 from ...validation import line_of
 from .run_folder import require_no_link
 
-FOLDER = "logs"  #: in a run's
+FOLDER = "logs"  #: subfolder of a run's folder
 
 
 class RankLog:
-    """The log of one rank: lines with the time, each whole or not there at all.
+    """The log of one rank: lines with the time. Each line is written whole or not at all.
 
     Args:
-        run: the run's folder, on this rank's own disk or on one that all share.
-        rank: its number.
+        run: the run's folder, on this rank's disk or on a shared file system.
+        rank: the rank's number.
 
-    Local. Nothing is open between two lines, so that a kill loses none of them.
+    Local. No file stays open between two lines, so a kill loses no line.
     """
 
     def __init__(self, run: Path, rank: int) -> None:
         self.path = run / FOLDER / f"rank-{rank:05d}.log"
 
     def create(self) -> None:
-        """Make the folder; what the log of a run that goes on holds stays.
+        """Make the folder, and append the first line. Lines of a resumed run stay.
 
         Raises:
-            UserError: it cannot be made, or is a link.
+            UserError: the folder cannot be made, or is a link.
         """
         require_no_link(self.path.parent)
         try:
@@ -43,15 +43,18 @@ class RankLog:
         self.write(f"begin: process {os.getpid()} on {os.uname().nodename}")
 
     def write(self, text: str) -> None:
-        """Add a line.
+        """Append a line.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the line cannot be written.
         """
         append_line("output", self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def write_error(self, error: BaseException) -> None:
-        """Add why this rank ends, if the disk lets it: the error is told elsewhere, too."""
+        """Append the error that ends this rank. A failing disk is ignored.
+
+        The error is reported elsewhere, too.
+        """
         try:
             self.write(f"error: {type(error).__name__}: {line_of(error)}")
         except UserError:

@@ -1,6 +1,6 @@
-"""What a run leaves behind: options, metrics, the model, a picture. Written by one rank.
+"""The folder of a run: options, metrics, model and figure, written by one rank.
 
-Its checkpoints, in the folder ``checkpoints``, are written by all: see `checkpoints`.
+All ranks write checkpoints to its subfolder ``checkpoints``: see `checkpoint`.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from ..checkpoint.files import CHECKPOINTS
 from ..checkpoint.folder_lock import LOCK, FolderLock
 from ..checkpoint.schema import parsed
 
-WHAT = "output"  #: what errors call the files here
-OPTIONS = "options.json"  #: makes a folder that of a run; before it is written only `CONFIG`
+WHAT = "output"  #: the argument's name in errors
+OPTIONS = "options.json"  #: marks a run's folder; only `CONFIG` is written earlier
 CONFIG = "config.toml"
-TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
+TENSORBOARD = "tensorboard"  #: subfolder of TensorBoard's files
 
 
 class RunFolder:
     """The folder of one run.
 
+    One process at a time writes to the folder, from `hold` or `create` to `close`: see
+    `folder_lock`. Every file is written whole or not at all; metrics.jsonl grows line by line. A
+    file that cannot be written (on a full disk, say) raises a UserError. The folder may be a link.
+    All files stay inside it: a link in place of a file is replaced or refused. Local.
+
     Args:
         path: made by `create`, with its parents; must not exist, or be empty.
-        options: what was asked for, written as options.json.
-        config: a file that gives the same run again, written as config.toml.
-        resumed: the folder is that of a run which goes on. That of this job itself, if it was
-            started again, is taken over without.
-        plot: whether the session draws loss.png, by matplotlib.
-        tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
-        standardization: the numbers that standardize the features, written as standardization.npz:
-            `data.read_standardization` reads them.
-
-    One process at a time writes to it, from `hold` or `create` to `close`: see `folder_lock`.
-    Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
-    written (the disk is full, say) that is a UserError. The folder may be a link; what is written
-    in it stays there: a link in the place of a file is replaced, or refused. Local.
-
+        options: the options of the run, written as options.json.
+        config: a configuration file to repeat the run, written as config.toml.
+        resumed: the folder belongs to a run that is resumed. Not needed in a restarted job, whose
+            own folder is taken over.
+        plot: whether the session draws loss.png, with Matplotlib.
+        tensorboard: also write metrics for TensorBoard, to ``tensorboard/``.
+        standardization: the standardization of the features, written as standardization.npz, to be
+            read by `data.read_standardization`.
     Raises:
         UserError: an argument is not as required.
     """
@@ -77,21 +76,21 @@ class RunFolder:
         self._lock = FolderLock(WHAT, self.path)
 
     def hold(self) -> None:
-        """Keep other processes from writing to the folder, if it is there.
+        """Keep other processes from writing to the folder, if it exists.
 
         Raises:
-            UserError: one of them does; says which.
+            UserError: another process is writing. The error names the process.
         """
         self._lock.hold(make=False)
 
     def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Make the folder, or take it over from the run that goes on, and write what was asked for.
+        """Make the folder, or take over a resumed run's folder. Write options and configuration.
 
         Args:
-            metrics: with which metrics.jsonl begins.
+            metrics: the first rows of metrics.jsonl.
         Raises:
-            UserError: it cannot be made, another process writes to it, or it already holds
-                something and is not `resumed`.
+            UserError: the folder cannot be made, another process writes there, or files are inside
+                and the folder is not `resumed`.
         """
         try:
             self._create(metrics)
@@ -134,13 +133,13 @@ class RunFolder:
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
 
     def _hint(self) -> str:
-        """How to go on with the run that the folder holds."""
+        """Advise how to resume the run in the folder, as the end of an error text."""
         if not (self.path / OPTIONS).is_file():
             return ""
         return f": it holds a run, and --resume {shlex.quote(str(self.path))} goes on with that"
 
     def _is_of_this_job(self) -> bool:
-        """Whether what the folder holds was written by this job, before it was started again."""
+        """Return whether this job wrote the folder, before its restart."""
         if not restarts():
             return False
         try:
@@ -150,8 +149,7 @@ class RunFolder:
         return isinstance(written, dict) and written.get("job") == job_name()
 
     def _holds_a_run(self) -> bool:
-        """Whether the folder holds anything: more than a run that was killed before its options
-        were written."""
+        """Return whether the folder holds more than a run killed before it wrote its options."""
         begun = {
             LOCK,
             CONFIG,
@@ -166,8 +164,8 @@ class RunFolder:
         self._write(name, lambda path: path.write_text(text))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, and what is a number in it to TensorBoard's."""
-        self._lock.hold()  # the rank that has done this before may have died
+        """Append a row to metrics.jsonl, and its numbers to TensorBoard's file."""
+        self._lock.hold()  # the rank that wrote before may have failed
         append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
         if self._events is None:
             return
@@ -178,10 +176,10 @@ class RunFolder:
             self._events.flush()
 
     def close(self) -> None:
-        """Close what is open for TensorBoard, and let other processes write to the folder.
+        """Close TensorBoard's file, and release the folder to other processes.
 
         Raises:
-            UserError: what was left for it cannot be written.
+            UserError: the rest of TensorBoard's file cannot be written.
         """
         events, self._events = self._events, None
         try:
@@ -192,10 +190,10 @@ class RunFolder:
             self._lock.release()
 
     def write_model(self, model: Parameters | Mapping[str, Any]) -> None:
-        """Write a model's arrays by name as model.npz (read it with `numpy.load`).
+        """Write a model's arrays by name as model.npz, to be read by `numpy.load`.
 
         Args:
-            model: its parameters, or all that `Learner.model_arrays` gives.
+            model: its parameters, or the result of `Learner.model_arrays`.
         """
 
         def write(path: Path) -> None:
@@ -205,7 +203,11 @@ class RunFolder:
         self._write("model.npz", write)
 
     def write_loss_curves(self, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Draw loss against samples as loss.png: for every name, its points (samples, loss)."""
+        """Draw loss against samples as loss.png.
+
+        Args:
+            curves: for every name, its points (samples, loss).
+        """
         pyplot = require_matplotlib()
         figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
         for i, (name, points) in enumerate(curves.items()):
@@ -232,10 +234,10 @@ def _on_host(array: Any) -> Any:
 
 
 def require_no_link(path: Path) -> None:
-    """See that a folder in a run's, if it is there, is not elsewhere.
+    """Check that a folder inside a run's folder is not a link.
 
     Raises:
-        UserError: it is a link.
+        UserError: the folder is a link.
     """
     if path.is_symlink():
         raise UserError(
@@ -245,10 +247,10 @@ def require_no_link(path: Path) -> None:
 
 
 def require_tensorboard() -> Any:
-    """The class that writes for TensorBoard.
+    """Return the class that writes for TensorBoard.
 
     Raises:
-        UserError: it is not installed.
+        UserError: tensorboardX is not installed.
     """
     try:
         return importlib.import_module("tensorboardX").SummaryWriter
@@ -260,20 +262,22 @@ def require_tensorboard() -> Any:
 
 
 def require_installed_matplotlib() -> None:
-    """See that Matplotlib is there, which takes half a second to import: training begins first.
+    """Check that Matplotlib is installed, without importing it.
+
+    The import takes half a second, and training begins first.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise _without_matplotlib("No module named 'matplotlib'")
 
 
 def require_matplotlib() -> Any:
-    """Matplotlib's pyplot, drawing to files.
+    """Return Matplotlib's pyplot, set to draw to files.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Matplotlib is not installed.
     """
     try:
         importlib.import_module("matplotlib").use("agg")

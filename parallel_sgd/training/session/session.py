@@ -1,4 +1,4 @@
-"""A training session: minibatches, cross-validation, callbacks, checkpoints, what a run writes."""
+"""Train a model in a session: minibatches, cross-validation, callbacks, checkpoints, run folder."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from .options import SessionOptions
 from .preemption import Preemption
 from .state import Progress
 
-_sessions = itertools.count()  #: of this process, and of every other rank's
+_sessions = itertools.count()  #: number of the session, the same on all ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSession(SessionOptions):
-    """Trains a model to the end: what a loop of one's own over minibatches does, and more.
+    """Trains a model to the end: a complete loop over minibatches, with evaluation and checkpoints.
+
+    Asynchronous workers reach each row at different times. The first worker then measures the model
+    alone, and no worker waits. But if callbacks or `patience` may end training, all workers meet at
+    each row. Automatic rates and sizes need ranks that step together.
 
     Args:
-        learner: of `parallel_sgd`, or of `parallel_sgd.torch`; its algorithm may be any.
-        objective: a model of `parallel_sgd.models`, `parallel_sgd.torch.Objective`, or whatever has
-            `backward` and `evaluate` as `Objective` says.
-        train: a data set that every rank can read, or what makes one (as `data.Source` takes it); a
-            source of minibatches; or a PyTorch `DataLoader` with `parallel_sgd.torch.sampler`. The
-            last two know their minibatch sizes, their epochs (a source) and their seed.
-        minibatch_size: samples of all ranks in a minibatch, or a mapping from the samples that all
-            have seen to such: ``{0: 64, 100_000: 256}``.
+        learner: a learner of `parallel_sgd` or of `parallel_sgd.torch`, with any algorithm.
+        objective: a model of `parallel_sgd.models`, `parallel_sgd.torch.Objective`, or any object
+            with `backward` and `evaluate` as in `Objective`.
+        train: a data set readable by every rank, or an argument of `data.Source` for a data set; a
+            source of minibatches; or a PyTorch `DataLoader` with `parallel_sgd.torch.sampler`.
+            Source and loader have their own minibatch sizes and seed, and a source its own epochs.
+        minibatch_size: samples of all ranks in a minibatch, or a mapping from samples seen by all
+            ranks to sizes: ``{0: 64, 100_000: 256}``.
         epochs: passes over the data.
-        seed: of the order of the samples.
-        rate_follows: what a change of the minibatch size does to the learning rate: nothing
-            ("constant"), or it rises "linear" with the size, or with its square root ("sqrt"). None
-            leaves the optimizer's rates as they are: `lr` constant, `lr_per_sample` linear.
-        microbatch_size: samples that a rank computes at a time; gradients of several such are added
-            up to its part of a minibatch. None: all at once.
-        validation: data to measure the model on in the course of training.
+        seed: seed of the order of the samples.
+        rate_follows: effect of the minibatch size on the learning rate: none ("constant"),
+            proportional ("linear"), or by the square root ("sqrt"). None leaves the optimizer's
+            rates as they are: `lr` constant, `lr_per_sample` linear.
+        microbatch_size: samples computed at a time on each rank. The gradients of several
+            microbatches are added up to the rank's part of a minibatch. None: all samples at once.
+        validation: data to measure the model on during training.
         test: data to measure the final model on, at the end, by all ranks.
-        progress_every: so many samples of all ranks lie between two rows of metrics; None: an
-            epoch. Beside them there is one for every cross-validation.
-        callbacks: called on all ranks with every row; False ends training on all.
-        auto_minibatch_size, auto_learning_rate: adjust them to how training goes.
-        not_finite: what becomes of a loss or a gradient that is not finite: "stop", "skip",
-            "reduce", or a `NotFinitePolicy`. None: as the learner's own `not_finite` says.
-        checkpoints: where and how often all state is saved, and what is resumed.
-        folder: what a run leaves behind; the same on all ranks, of which the first one that trains
-            writes all but the ranks' logs.
-        report: called on the first rank that trains with every row, after it was written.
-        started: called there before the first minibatch.
-        progress_bar: whether that rank shows a bar on its standard error, by tqdm.
+        progress_every: samples of all ranks between two rows of metrics. None: an epoch. Each
+            cross-validation adds a row.
+        callbacks: functions called on all ranks with every row. Return False to end training on all
+            ranks.
+        auto_minibatch_size: adjusts the minibatch size to the progress of training.
+        auto_learning_rate: adjusts the learning rate to the progress of training.
+        not_finite: treatment of a loss or a gradient that is not finite: "stop", "skip", "reduce",
+            or a `NotFinitePolicy`. None: the learner's own `not_finite`.
+        checkpoints: folder and interval of checkpoints, and the checkpoint to resume.
+        folder: the run's folder, the same on all ranks. The first training rank writes all files
+            but the ranks' logs.
+        report: called with every row on the first training rank, after the row was written.
+        started: called with the learner on the first training rank, before the first minibatch.
+        progress_bar: show a bar on the standard error of the first training rank, with tqdm.
 
-    Asynchronous workers come to each row at times of their own. The first one then measures the
-    model alone, and nobody waits; but where callbacks or `patience` may end training, all workers
-    meet at each row. Rates and sizes that adjust themselves need ranks that take steps together.
-
-    Local; `run` is collective. Memory: `auto_minibatch_size` keeps a copy of all state; so do
-    `auto_learning_rate` with `load_best_model`, and `restore_best`, together one; and
-    ``not_finite="reduce"`` two.
+    Local; `run` is collective. Memory: `auto_minibatch_size` keeps a copy of all state;
+    `auto_learning_rate` with `load_best_model`, and `restore_best`, together keep one copy; and
+    ``not_finite="reduce"`` keeps two.
 
     >>> import numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -81,17 +83,17 @@ class TrainingSession(SessionOptions):
     def run(self) -> list[Progress]:
         """Train, and return the rows of metrics, the same on all ranks. Collective.
 
-        Ranks that only serve, and of asynchronous workers that do not meet all but the first,
-        return no rows. The learner is finished then, and still open: another session begins where
-        this one has ended, unless the algorithm has left its servers.
+        Ranks that only serve return no rows, and neither do asynchronous workers after the first,
+        if workers do not meet at rows. The learner is then finished, and still open: another
+        session begins at the end of this one, unless the algorithm has released its servers.
 
         Raises:
-            UserError: on all ranks, if an argument is not as required on any, or they disagree; if
+            UserError: on all ranks, if an argument is wrong on any rank, or the ranks disagree; if
                 data are bad, a callback or a metric fails, or the run's folder or a checkpoint
-                cannot be written on any rank; if training diverges; or the checkpoint to be resumed
+                cannot be written on any rank; if training diverges; or if the checkpoint to resume
                 is damaged or of another run.
-            Preempted: on all ranks, a SystemExit: they were asked to leave, and all state is saved
-            (`parallel-sgd run --preempt-on`).
+            Preempted: on all ranks, a SystemExit: the ranks were asked to exit, and all state is
+                saved (`parallel-sgd run --preempt-on`).
         """
         require_learner(self.learner)
         preemption = Preemption(self.learner, saves=self.checkpoints is not None)
@@ -113,11 +115,11 @@ class TrainingSession(SessionOptions):
             return recovery.run(attempt)
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.runner.failed:
-                self.learner.fail(SharedProblem(error))  # servers have not heard of it
+                self.learner.fail(SharedProblem(error))  # inform the servers
             raise
         finally:
             recovery.leave_session()
-            if self.learner.comm.rank == 0:  # which may be another one than before
+            if self.learner.comm.rank == 0:  # after a failure rank 0 may be another process
                 report_session(number, OVER)
 
     def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress]:

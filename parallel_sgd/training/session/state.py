@@ -1,4 +1,4 @@
-"""How far training has come: rows of metrics, and where a session stands."""
+"""The progress of training: rows of metrics, and the state of a session."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from ...validation import LARGEST_INTEGER
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: a line of metrics.jsonl.
+    """The progress of training: a line of metrics.jsonl.
+
+    Rows of asynchronous workers are the first worker's: the loss of its own part of the data, the
+    metrics of its latest pulled model, and its bytes sent and received since the program was
+    started. The last row counts all workers' bytes, and its `details` cover all workers.
 
     Attributes:
-        epoch: epochs that have been seen; 2.5 is in the midst of the third.
-        samples: of all ranks.
-        train_loss: the mean over the minibatches since the row before, each before its own update;
-            None where there were none.
-        learning_rate: of the next step; None where the optimizer has none.
-        minibatch_size: of the next minibatch, in samples of all ranks.
-        bytes_sent: the sum over all ranks, with parameter servers of both ways.
-        seconds: of training, without evaluation, on the rank that took longest.
-        metrics: what was measured, by the name of the data and its own: "test_loss"; None where
-            that was no finite number.
-        details: what the algorithm has to tell of this rank (`Learner.report`).
-        event: what was done about it: "rolled back to 5000 samples", say.
-
-    Where workers train asynchronously, the rows are the first worker's: the loss of its own part of
-    the data, the metrics of the model that it has just pulled, the bytes that went to it and from
-    it since the program was started; the last row counts all workers' bytes, and its `details` are
-    of all.
+        epoch: epochs seen; 2.5 is in the middle of the third.
+        samples: samples of all ranks.
+        train_loss: the mean over the minibatches since the previous row, each before its update.
+            None without minibatches.
+        learning_rate: learning rate of the next step. None if the optimizer has no rate.
+        minibatch_size: size of the next minibatch, in samples of all ranks.
+        bytes_sent: the sum over all ranks, with parameter servers in both directions.
+        seconds: training time without evaluation, on the slowest rank.
+        metrics: values by the name of the data and of the metric: "test_loss". None if not finite.
+        details: the algorithm's report on this rank (`Learner.report`).
+        event: the action taken at this row, such as "rolled back to 5000 samples".
     """
 
     epoch: float
@@ -46,25 +44,32 @@ class Progress:
     event: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it: metrics under their own names, and nothing that is None."""
+        """Convert to a JSON object: metrics under their own names, fields with None omitted."""
         row = {name: value for name, value in asdict(self).items() if value is not None}
         row.pop("metrics")
         return row | dict(self.metrics)
 
     def finite(self) -> Progress:
-        """This row with None in place of what is not finite, as JSON can hold it. Local."""
+        """Return this row with None in place of numbers that are not finite, for JSON. Local."""
         metrics = {name: _finite(value) for name, value in self.metrics.items()}
         return replace(self, train_loss=_finite(self.train_loss), metrics=metrics)
 
     def with_event(self, event: str) -> Progress:
-        """This row, saying what was done about it, too. Local."""
+        """Return this row with a further event. Local."""
         return replace(self, event=f"{self.event}; {event}" if self.event else event)
 
 
 def loss_curves(
     history: Sequence[Progress], of: str = "", *, train: bool = True
 ) -> dict[str, list[tuple[int, float]]]:
-    """The points of every loss, by a name that ends in `of`; those of training without it."""
+    """Collect the points of every loss curve.
+
+    Args:
+        of: end of the names of all curves, except training's.
+        train: include the training loss.
+    Returns:
+        For every name, its points (samples, loss).
+    """
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in history:
         losses = {"training": row.train_loss} if train else {}
@@ -79,21 +84,22 @@ def loss_curves(
 
 @dataclass
 class SessionState:
-    """Where a session stands between two minibatches: its part of a checkpoint.
+    """The state of a session between two minibatches: its part of a checkpoint.
 
     Attributes:
         history: the rows so far.
         loss: this rank's part of the summed loss since the latest row.
-        count: samples in it.
-        seconds: of training so far.
-        factor: on the learning rate, by `AutoLearningRate`.
-        size: of a minibatch, by `AutoMinibatchSize`; 0: as the schedule says.
-        best: the lowest criterion so far, and after how many samples it was.
+        count: samples in this sum.
+        seconds: training time so far.
+        factor: the factor on the learning rate, by `AutoLearningRate`.
+        size: the minibatch size found by `AutoMinibatchSize`. 0: as the schedule says.
+        best: the lowest criterion so far.
+        best_samples: samples at the lowest criterion.
         latest: the criterion at the latest look of `AutoLearningRate`.
-        looks: rows since then.
-        stale: rows since the best one.
-        ended: why training has ended, where it need not go on when it is resumed.
-        total: samples at which it was to end then.
+        looks: rows since that look.
+        stale: rows since the best row.
+        ended: the reason why training has ended, if a resumed run need not continue.
+        total: the samples at which training was to end.
     """
 
     history: list[Progress] = field(default_factory=list)
@@ -111,18 +117,25 @@ class SessionState:
     total: int = 0
 
     def as_dict(self, *, history: bool = True) -> dict[str, Any]:
-        """As JSON can hold it.
+        """Convert to a JSON object.
 
         Args:
-            history: whether with the rows.
+            history: whether to include the rows.
         """
         kept = asdict(self) | {"loss": float(self.loss)}
         return kept if history else {**kept, "history": []}
 
     @classmethod
     def of(cls, extras: Sequence[Any], rank: int, size: int) -> Self | None:
-        """That of one of `size` ranks, who go on from what these have kept in a checkpoint; None
-        where that is of no session."""
+        """Restore a session's state from a checkpoint.
+
+        Args:
+            extras: the `extra` of every writing rank.
+            rank: this rank.
+            size: the number of ranks that resume.
+        Returns:
+            This rank's state, or None if the checkpoint is not of a session.
+        """
         if not all(_is_session_state(extra) for extra in extras):
             return None
         if not all(_is_row(row) for row in extras[0]["history"]):
@@ -133,7 +146,7 @@ class SessionState:
         return cls(**(extras[0] | sums | {"history": history}))
 
     def begin_row(self) -> None:
-        """Forget what the latest row has told."""
+        """Reset the loss sum for the next row."""
         self.loss, self.count = 0.0, 0
 
 
@@ -149,7 +162,7 @@ def _is_session_state(extra: Any) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    """Whether it is what `asdict` makes of a `Progress`."""
+    """Return whether a value has the structure of a `Progress` as a dict."""
     names = {field.name for field in fields(Progress)}
     if not isinstance(row, dict) or row.keys() != names:
         return False
