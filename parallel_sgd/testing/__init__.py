@@ -1,4 +1,4 @@
-"""Whether an algorithm is one: the conformance suite, for the built-in ones and for anybody's."""
+"""The conformance suite for algorithms: the built-in algorithms and yours."""
 
 from .registry import Check
 from .suite import CHECKS, check_algorithm

@@ -1,10 +1,11 @@
-"""What the checks train: one small problem, other data on every rank, every step kept.
+"""The training problem of the checks: small, with different data on every rank.
 
-Sample i pulls the model to a centre c_i of its own, each value with a stiffness h_i of its own:
+Every step of a run is recorded. Sample i pulls the model to its own centre c_i, each value with its
+own stiffness h_i:
 
     loss_i = sum of h_i / 2 * (x - c_i)^2        gradient_i = h_i * (x - c_i)
 
-The gradient depends on the model, so it matters which model a rank has.
+The gradient depends on the model, so a wrong model on a rank changes the result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..training import Learner
 
 Array = npt.NDArray[Any]
 Data = Sequence[Sequence[Array]]
-"""By minibatch and rank: the samples, [m, 2, n], each a stiffness and a centre."""
+"""By minibatch and rank: samples [m, 2, n], each a stiffness and a centre."""
 
 LAYOUT = {"W": (30, 40), "b": (40,), "s": (3,)}
 VALUES = 1243
@@ -35,17 +36,22 @@ STEPS = 10
 """Minibatches of a run, with 1 to 4 samples a rank."""
 
 ROUNDING = {"float64": 1e-9, "float32": 1e-4}
-"""Largest difference between results that are the same to rounding."""
+"""Largest difference between results that are equal to rounding."""
 
 
 def counts_of(ranks: int, steps: int = STEPS) -> tuple[tuple[int, ...], ...]:
-    """By minibatch, how many samples each rank has: uneven, and changing."""
+    """Return the samples of each rank, by minibatch: uneven, and changing."""
     return tuple(tuple((3 * k + 2 * t) % 4 + 1 for k in range(ranks)) for t in range(steps))
 
 
 @cache
 def data_of(counts: tuple[tuple[int, ...], ...], *, one_stiffness: bool = False) -> Data:
-    """Random samples, other ones on every rank. With one stiffness, all have the same, 1."""
+    """Return random samples, different on every rank.
+
+    Args:
+        counts: samples of each rank, by minibatch.
+        one_stiffness: all stiffnesses are 1.
+    """
     return [
         [_samples(k, t, m, one_stiffness) for k, m in enumerate(row)]
         for t, row in enumerate(counts)
@@ -61,23 +67,23 @@ def _samples(rank: int, step: int, m: int, one_stiffness: bool) -> Array:
 
 
 def shifted(data: Data, ranks: Sequence[int], by: float = 1.0) -> Data:
-    """The same data, but the centres of some ranks' samples elsewhere."""
+    """Return the same data with the centres of some ranks' samples shifted."""
     change = np.array([[0.0], [by]])
     return [[part + change if k in ranks else part for k, part in enumerate(row)] for row in data]
 
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm on trial, on these ranks.
+    """An algorithm under test, on these ranks.
 
     Attributes:
-        algorithm: as it was given.
-        exact: the same in full precision, for identities that hold to rounding.
-        one_rank: that algorithm as one rank would run it, in full precision.
+        algorithm: the given algorithm.
+        exact: the same algorithm in full precision, for identities that hold to rounding.
+        one_rank: the equivalent algorithm for one rank, in full precision.
         optimizer: the local update rule.
         comm: the ranks.
-        dtype: of the parameters in runs of `exact`.
-        timeout_s: longest wait of a thread for the others, where a check has threads of its own.
+        dtype: dtype of the parameters in runs of `exact`.
+        timeout_s: longest wait of a thread for other threads, in checks with their own threads.
     """
 
     algorithm: Algorithm[Any]
@@ -103,38 +109,38 @@ class Case:
         comm: Communicator | None = None,
         optimizer: Optimizer | None = None,
     ) -> Learner:
-        """A new learner, of the algorithm as given unless another is asked for. Collective."""
+        """Create a learner, with the given algorithm by default. Collective."""
         learner = Learner(
             starting_point(dtype),
             optimizer or self.optimizer,
             algorithm or self.algorithm,
             comm or self.comm,
         )
-        learner.consistency.compares = False  # the checks do, and say more
+        learner.consistency.compares = False  # the checks compare, and report more
         learner.consistency.marks = False  # some checks give all ranks the same samples
         return learner
 
     def run(self, data: Data | None = None, *, announced: bool = True) -> Run:
-        """A run of the algorithm as given, in float32. Collective."""
+        """Run the given algorithm in float32. Collective."""
         return trained(self.learner(), self.data() if data is None else data, announced=announced)
 
     def exact_run(self, data: Data | None = None, **options: Any) -> Run:
-        """A run of the algorithm in full precision. Collective."""
+        """Run the algorithm in full precision. Collective."""
         learner = self.learner(self.exact, dtype=self.dtype, **options)
         return trained(learner, self.data() if data is None else data)
 
 
 @dataclass
 class Run:
-    """What one rank has seen of a run; the lists have one item a step.
+    """The record of a run on this rank. Each list has one item a step.
 
     Attributes:
-        models: the rank's own parameters.
-        shared: the model that the algorithm says all ranks have in common.
-        totals: what `step` returned.
+        models: the rank's own parameters, [n] each.
+        shared: the common model of all ranks according to the algorithm, [n] each.
+        totals: the results of `step`.
         clocks: `learner.samples`.
         bytes_sent: `learner.bytes_sent`.
-        final: the parameters after `finish`.
+        final: the parameters after `finish`, [n].
     """
 
     models: list[Array] = field(default_factory=list)
@@ -165,18 +171,18 @@ def starting_point(dtype: str) -> Parameters:
 
 
 def put_gradient(learner: Learner, samples: Array) -> None:
-    """Fill in the gradient of samples [m, 2, n], at the learner's parameters."""
+    """Write the gradient of samples [m, 2, n] at the learner's parameters to its gradient."""
     x = learner.parameters.flat
     stiffness, centres = samples.astype(x.dtype).swapaxes(0, 1)
     learner.gradient.flat[...] = (stiffness * (x - centres)).sum(axis=0)
 
 
 def step(learner: Learner, parts: Sequence[Array], *, announced: bool = True) -> int:
-    """One minibatch: this rank's part of it, or, during a warm start, all of it.
+    """Train on a minibatch: on this rank's part, or during a warm start on the whole minibatch.
 
     Args:
-        parts: by rank.
-        announced: whether the learner gets announced counts, as from a source.
+        parts: the samples [m, 2, n] of each rank.
+        announced: announce the counts to the learner first, as a source does.
     """
     own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
     if announced:
@@ -186,7 +192,7 @@ def step(learner: Learner, parts: Sequence[Array], *, announced: bool = True) ->
 
 
 def trained(learner: Learner, data: Data, *, announced: bool = True, first: int = 0) -> Run:
-    """Train from minibatch `first` to the end. Collective."""
+    """Train from minibatch `first` to the end, and finish. Collective."""
     run = Run()
     for parts in data[first:]:
         run.record(learner, step(learner, parts, announced=announced))
@@ -194,10 +200,11 @@ def trained(learner: Learner, data: Data, *, announced: bool = True, first: int 
 
 
 def difference(what: str, actual: Array, expected: Array, rounding: float = 0.0) -> str | None:
-    """Where two vectors differ most, in words; None where they do not.
+    """Describe the largest difference of two vectors, or return None if they are equal.
 
     Args:
-        rounding: how much they may differ, beside the largest magnitude; 0: not in a bit.
+        rounding: largest allowed difference, relative to the largest magnitude, but at least to 1.
+            0: equal bits.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         right = f"{expected.dtype}{list(expected.shape)}"
@@ -217,15 +224,18 @@ def difference(what: str, actual: Array, expected: Array, rounding: float = 0.0)
 
 
 def first_of(problems: Iterable[str | None]) -> str | None:
-    """The first of what may be wrong: once all is done, as a rank that left would be waited for."""
+    """Return the first problem of several checks.
+
+    All checks are done first: other ranks would wait for a rank that leaves early.
+    """
     return next(filter(None, problems), None)
 
 
 def first_difference(actual: Run, expected: Run, first: int = 0) -> str | None:
-    """Where two runs that must be the same, bit for bit, begin to differ on this rank.
+    """Describe the first difference of two runs on this rank, which must have equal bits.
 
     Args:
-        first: the step of `expected` with which `actual` began.
+        first: the first step of `actual` within `expected`.
     """
     for t, (one, other) in enumerate(
         zip(actual.models, expected.models[first:], strict=True), first
@@ -247,7 +257,11 @@ def first_difference(actual: Run, expected: Run, first: int = 0) -> str | None:
 def differs_between_ranks(
     comm: Communicator, what: Sequence[str], vectors: Sequence[Array]
 ) -> str | None:
-    """The first of these vectors that is not the same, bit for bit, on all ranks. Collective."""
+    """Describe the first vector without equal bits on all ranks, or return None. Collective.
+
+    Args:
+        what: the names of the vectors.
+    """
     digests = [hashlib.sha256(vector.tobytes()).digest() for vector in vectors]
     gathered = comm.allgather_object(digests)
     for i, name in enumerate(what):
@@ -258,7 +272,7 @@ def differs_between_ranks(
 
 
 def miscounted(run: Run, data: Data, begin: int = 0) -> str | None:
-    """Whether a step has not counted every sample.
+    """Describe a wrong count of samples, or return None.
 
     Args:
         begin: the clock before the run.

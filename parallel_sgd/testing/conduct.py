@@ -1,7 +1,6 @@
-"""How an algorithm must behave, whatever it computes: the same bits, everywhere and again, and an
-end for every run.
+"""Checks of an algorithm's conduct: equal bits on all ranks and in every run.
 
-The algorithm runs as it was given, in float32.
+Every run ends, also with dry ranks. The given algorithm runs in float32.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from .cases import (
 from .registry import check
 
 STOPS = 8
-"""Minibatches of the run that is stopped before each of them, and at its end."""
+"""Minibatches of the resumed run. The run is stopped before each minibatch, and at the end."""
 
 DRY = 4  #: rank 0 has no samples from this minibatch on
-EMPTY = 6  #: nobody has samples in this minibatch
-FASTER, FACTOR = 4, 3.0  #: from which minibatch on the learning rate is higher, by what factor
-LENGTHS = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... where each has its own
+EMPTY = 6  #: no rank has samples in this minibatch
+FASTER, FACTOR = 4, 3.0  #: from this minibatch on the learning rate is this much higher
+LENGTHS = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... with separate data
 
 
 @check()
@@ -59,7 +58,7 @@ def agreement(case: Case) -> str | None:
 
 @check()
 def dry_ranks(case: Case) -> str | None:
-    """Ranks with few samples or none keep nobody waiting, and every sample is counted once."""
+    """Ranks with few or no samples delay no rank, and every sample is counted once."""
     size = case.comm.size
     counts = [[(k + t) % 3 for k in range(size)] for t in range(STEPS)]
     for t in range(STEPS):
@@ -78,7 +77,7 @@ def dry_ranks(case: Case) -> str | None:
 
 
 def _own_data(case: Case) -> str | None:
-    """The same with a source of every rank's own; where a warm start allows such."""
+    """Check the same with separate data on every rank, if a warm start does not exclude it."""
     size, epochs = case.comm.size, 2
     lengths = [LENGTHS[k % len(LENGTHS)] for k in range(size)]
     centres = np.random.default_rng([12, case.comm.rank]).standard_normal(
@@ -124,7 +123,7 @@ def repeatable(case: Case) -> str | None:
 
 @check()
 def announced(case: Case) -> str | None:
-    """It makes no difference whether a source tells the samples of all ranks, or they must ask."""
+    """Announced sample counts of a source give the same bits as counts gathered by the ranks."""
     return first_difference(case.run(announced=False), case.run(announced=True))
 
 
@@ -133,7 +132,7 @@ def rates(case: Case) -> str | None:
     """A session's factor on the learning rate gives the bits of a schedule with these values."""
     algorithm = case.algorithm
     if algorithm.asynchronous or algorithm.optimizer_on_servers:
-        return None  # where no session gives a factor
+        return None  # sessions give these no factor
     given, data = case.optimizer, case.data()
     name = "lr_per_sample" if given.lr is None else "lr"
     rate, later = given.rate_after(0), sum(len(part) for parts in data[:FASTER] for part in parts)
@@ -163,8 +162,7 @@ def observed(case: Case) -> str | None:
 
 @check()
 def resume(case: Case) -> str | None:
-    """Stopped before any step and gone on with from what is kept, a run has the bits of one that
-    never stopped."""
+    """A run stopped before any step and resumed has the bits of an uninterrupted run."""
     data = case.data(STOPS)
     whole = trained(case.learner(), data)
     stopped, kept = case.learner(), []
@@ -183,6 +181,6 @@ def resume(case: Case) -> str | None:
 
 
 def _saved(learner: Learner) -> tuple[str, dict[str, Array]]:
-    """What a checkpoint of this moment holds: a text and arrays. Local."""
+    """Return the content of a checkpoint at this moment: JSON text and arrays. Local."""
     tree, arrays = flatten(capture(learner))
     return json.dumps(tree), copy.deepcopy(arrays)

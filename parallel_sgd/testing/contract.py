@@ -1,4 +1,4 @@
-"""What an algorithm and its state must be, so that files, command lines and ranks can tell them."""
+"""Checks of the contract of an algorithm and its state with files, command lines and ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OF_ARRAYS = ("mean", "sum", "stripe")
 
 @check()
 def options(case: Case) -> str | None:
-    """An algorithm is a frozen dataclass with keyword-only options, told by its repr, of which the
-    command line can make its own."""
+    """An algorithm is a frozen dataclass with keyword-only options. Its repr evaluates to an equal
+    algorithm, and its options become options of the command line."""
     algorithm = case.algorithm
     kind = type(algorithm)
     own = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
@@ -52,9 +52,10 @@ def options(case: Case) -> str | None:
 
 @check()
 def state(case: Case) -> str | None:
-    """A state holds arrays, numbers, dictionaries of arrays and the like, and says what they mean.
+    """A state holds arrays, numbers, dictionaries of arrays and the like, and declares each.
 
-    Every field is `across(...)` or `workspace()`, or is a dataclass of such: `parallel_sgd.state`.
+    Every field is `across(...)` or `workspace()`, or is a dataclass of such fields:
+    `parallel_sgd.state`.
     """
     learner, problems = case.learner(), []
     name = type(learner.state).__name__
@@ -69,7 +70,7 @@ def state(case: Case) -> str | None:
 
 @check()
 def bytes_sent(case: Case) -> str | None:
-    """Bytes sent are counted: none on one rank, and more and more on several."""
+    """Bytes sent are counted: none on one rank, and an increasing number on several ranks."""
     sent = [0, *case.run().bytes_sent]
     if case.comm.size == 1:
         return f"one rank has sent {sent[-1]} bytes to others" if any(sent) else None
@@ -86,7 +87,7 @@ def bytes_sent(case: Case) -> str | None:
 
 @check()
 def arrays(case: Case) -> str | None:
-    """Updates are in place: the caller's parameters, and views into them, go on being the model."""
+    """Updates are in place: the caller's parameters, and views into them, stay the model."""
     learner = case.learner()
     parameters, gradient = learner.parameters, learner.gradient
     flat, view, to_fill = parameters.flat, parameters["b"], gradient.flat
@@ -107,7 +108,7 @@ def arrays(case: Case) -> str | None:
 
 
 def _dataclasses(value: Any) -> Iterator[Any]:
-    """A dataclass, and those among its options."""
+    """Yield a dataclass, and the dataclasses among its options."""
     if is_dataclass(value):
         yield value
         for option in fields(value):
@@ -115,7 +116,7 @@ def _dataclasses(value: Any) -> Iterator[Any]:
 
 
 def _capture_problem(learner: Learner) -> str | None:
-    """What keeps a state from being kept in a checkpoint, now. Local."""
+    """Describe a problem of saving the state in a checkpoint now, or return None. Local."""
     try:
         capture(learner)
     except UserError as error:
@@ -124,7 +125,7 @@ def _capture_problem(learner: Learner) -> str | None:
 
 
 def _undeclared(path: str, value: Any) -> Iterator[str]:
-    """Fields of a dataclass that do not say, or not rightly, their reshard rule."""
+    """Yield the fields of a dataclass with a missing or wrong reshard rule."""
     for field in fields(value):
         name, item = f"{path}.{field.name}", getattr(value, field.name)
         rule = field.metadata.get("across")

@@ -1,6 +1,6 @@
-"""How an algorithm ends where one rank cannot go on: one error for all, and models that are whole.
+"""Checks of failures: an error on all ranks if one rank cannot continue, and intact models.
 
-The algorithm runs as it was given, in float32.
+The given algorithm runs in float32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from .registry import check
 
 @check()
 def errors(case: Case) -> str | None:
-    """What one rank cannot go on with is the same UserError on all, naming the rank, and leaves the
-    others a model: their own or the shared one, which is as it was.
-
-    The others find it in a step, as they meet, or as they finish.
-    """
-    whens = [(at, True, True, False) for at in range(STEPS)]  # each may communicate in its own way
+    """A failure of one rank raises the same UserError on all ranks, naming the rank, and leaves
+    every other rank an intact model: its own, or the unchanged shared model.
+    The other ranks see the error in a step, in `meet`, or in `finish`."""
+    whens = [(at, True, True, False) for at in range(STEPS)]  # steps may communicate differently
     for at in (1, STEPS - 1):
         whens += [(at, True, True, True), (at, True, False, False)]
         whens += [
@@ -55,15 +53,15 @@ def errors(case: Case) -> str | None:
 
 @dataclass
 class FailedRun:
-    """How a run has ended on this rank, in which the last one cannot go on.
+    """The record on this rank of a run in which the last rank fails.
 
     Attributes:
-        learner: as the error has left it.
-        text: of the UserError; None where there was none.
-        step: in which it was raised; None: as the ranks met, or finished.
-        model: before that.
-        shared: before that.
-        rule: the optimizer's state before that.
+        learner: the learner after the error.
+        text: text of the UserError, or None without an error.
+        step: the step with the error. None: `meet` or `finish`.
+        model: this rank's parameters before that step, [n].
+        shared: the shared model before that step, [n].
+        rule: the optimizer's state before that step.
     """
 
     learner: Learner
@@ -81,10 +79,13 @@ class FailedRun:
 
 
 def _failed_run(case: Case, at: int, *, fails: bool, announced: bool, meets: bool) -> FailedRun:
-    """A run in which the last rank cannot go on at a step.
+    """Run until the last rank fails at a step.
 
     Args:
-        meets: whether the ranks meet after every step, for a collective of the caller's own.
+        at: the step of the failure.
+        fails: the rank calls `fail`. False: its gradient is not finite.
+        announced: announce sample counts, as a source does.
+        meets: the ranks meet after every step, for a collective of the caller's own.
     """
     failed = FailedRun(learner := case.learner())
     culprit = _is_culprit(case)
@@ -108,7 +109,7 @@ def _failed_run(case: Case, at: int, *, fails: bool, announced: bool, meets: boo
 
 
 def _error_problem(case: Case, text: str | None, reason: str) -> str | None:
-    """What is wrong with the ranks' errors. Collective."""
+    """Describe a problem of the ranks' errors, or return None. Collective."""
     texts, culprit = case.comm.allgather_object(text), case.comm.size - 1
     if None in texts:
         return f"no error on rank {texts.index(None)}"
@@ -122,10 +123,11 @@ def _error_problem(case: Case, text: str | None, reason: str) -> str | None:
 
 
 def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) -> str | None:
-    """What is wrong with the models that an error has left. Collective.
+    """Describe a problem of the models after an error, or return None. Collective.
 
     Args:
-        whole: a run without an error, which says what may have been completed before it.
+        whole: a run without an error, with the results of steps possibly completed before the
+            error.
     """
     learner, where = failed.learner, "" if failed.step is None else f" in step {failed.step}"
     x, shared = learner.parameters.flat, _shared(learner)
@@ -157,7 +159,7 @@ def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) ->
 
 
 def _stepped(case: Case, failed: FailedRun, t: int) -> Array:
-    """This rank's model after the local step, before the ranks do anything together."""
+    """Return this rank's model after the local step, before any communication."""
     alone = case.learner(comm=Communicator.single())
     assert failed.rule is not None
     parts = case.data()[t]

@@ -1,6 +1,6 @@
-"""What the equations promise: the result, compared with that of another run.
+"""Checks of identities from the equations: compare the results of two runs.
 
-They run in full precision and hold to rounding.
+The runs are in full precision, and the identities hold to rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .cases import (
 )
 from .registry import check
 
-SOME = 0.1  #: of a model's values: a message may hold one of 32, and a run has 10 minibatches
+SOME = 0.1  #: fraction of values: a message may hold 1 of 32, in 10 minibatches
 
 
 @check(alone=True)
@@ -35,7 +35,7 @@ def serial(case: Case) -> str | None:
     one = Communicator.single()
     data = data_of(counts_of(1))
     run = case.exact_run(data, comm=one)
-    # The optimizer alone, on a learner's parameters and gradient, whose algorithm never runs.
+    # The optimizer alone, on a learner's parameters and gradient. The algorithm never runs.
     alone = case.learner(case.exact, dtype=case.dtype, comm=one)
     local_step = case.optimizer.bind(alone.parameters)
     for (samples,) in data:
@@ -46,7 +46,7 @@ def serial(case: Case) -> str | None:
 
 @check(least_ranks=2)
 def identical(case: Case) -> str | None:
-    """Ranks that all have the same data train as one rank with it, at the same rates."""
+    """Ranks with identical data train as one rank with that data, at the same rates."""
     data = [[row[0]] for row in data_of(counts_of(1))]
     many = case.exact_run([row * case.comm.size for row in data])
     alone = case.learner(case.one_rank, dtype=case.dtype, comm=Communicator.single())
@@ -59,7 +59,7 @@ def identical(case: Case) -> str | None:
 
 @check(least_ranks=2)
 def permuted(case: Case) -> str | None:
-    """Ranks that exchange their data end with the same model."""
+    """Ranks end with the same model after an exchange of their data."""
     data = case.data()
     run = case.exact_run(data)
     turned = case.exact_run([[*row[1:], row[0]] for row in data])
@@ -70,7 +70,7 @@ def permuted(case: Case) -> str | None:
 def communication(case: Case) -> str | None:
     """Every rank's data count in every value of every rank's final model.
 
-    With few bits, where small changes may vanish for a while: in some of the values.
+    With few bits they count in some of the values, since small changes may be lost for a while.
     """
     problems = [_influence_problem(case, case.exact, case.dtype, 1.0)]
     if case.algorithm != case.exact:
@@ -81,7 +81,11 @@ def communication(case: Case) -> str | None:
 def _influence_problem(
     case: Case, algorithm: Algorithm[Any], dtype: str, least: float
 ) -> str | None:
-    """Which rank's data count in less than that fraction of this rank's final model. Collective."""
+    """Name a rank whose data count in too few values of this rank's final model. Collective.
+
+    Args:
+        least: least fraction of the values.
+    """
     run = trained(case.learner(algorithm, dtype=dtype), case.data())
     problems = []
     for k in range(case.comm.size):
@@ -98,12 +102,10 @@ def _influence_problem(
 
 @check(least_ranks=2)
 def weights(case: Case) -> str | None:
-    """A rank counts by its samples: data that move by d move the model by n_k / N of what the same
-    move of all ranks' data does, and a rank without samples counts nothing.
-
-    With one stiffness and plain SGD the final model is linear in the data. Both runs have as many
-    samples in every minibatch, in one of them the same number on every rank.
-    """
+    """A rank counts by its samples: shifting its data by d moves the model by n_k / N of the effect
+    of shifting all data by d. A rank without samples counts nothing.
+    With one stiffness and plain SGD the final model is linear in the data. Both runs have equally
+    many samples in every minibatch. In the first run every rank has the same number."""
     size = case.comm.size
     uneven = [0, *range(1, size - 1)]
     uneven.append(2 * size - sum(uneven))

@@ -1,4 +1,4 @@
-"""What training must come to: gradients count once, sooner or later, and lower the loss."""
+"""Checks of learning: every gradient counts once, sooner or later, and lowers the loss."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .cases import (
 )
 from .registry import check
 
-FAR = 4.0  #: from the start to the centres, beside which the samples are close to each other
-NEARER = 0.95  #: of that distance at most is left
+FAR = 4.0  #: from the start to the centres, far more than between the samples
+NEARER = 0.95  #: largest fraction of that distance left
 
 SAMPLES = 2  #: of each rank in a minibatch
 PAUSE = 12  #: steps without a gradient
-MOST_PAUSES = 12  #: until the model stands still, in full precision
-STILL = 1e-5  #: as much may it move in a pause
-EXPLAINED = 0.1  #: of a difference: what is to come goes on changing while the model follows
+MOST_PAUSES = 12  #: most pauses until the model stands still, in full precision
+STILL = 1e-5  #: largest movement in a pause of a model that stands still
+EXPLAINED = 0.1  #: fraction of a difference: the rest changes while the model moves
 
 
 @check()
 def learns(case: Case) -> str | None:
-    """Training comes nearer to where the loss is least, wherever that is."""
+    """Training approaches the minimum of the loss, wherever it is."""
     problems = []
     for side in (FAR, -FAR):
         data = shifted(case.data(), range(case.comm.size), by=side)
@@ -66,7 +66,7 @@ def _optimum(data: Data) -> Array:
 
 @check(least_ranks=2)
 def dry_ranks_count_nothing(case: Case) -> str | None:
-    """With all samples on one rank, all ranks train as that one alone."""
+    """With all samples on one rank, all ranks train as that rank does alone."""
     size, problems = case.comm.size, []
     data = [row[0] for row in data_of(counts_of(1))]
     alone = case.learner(case.one_rank, dtype=case.dtype, comm=Communicator.single())
@@ -81,11 +81,11 @@ def dry_ranks_count_nothing(case: Case) -> str | None:
 
 @check()
 def owed(case: Case) -> str | None:
-    """What was applied, and what the states declare to be summed, is the sum of all gradients.
+    """The applied updates and the declared sums of the states add up to all gradients.
 
-    Gradients that do not depend on the model, and after them none at all. What the model has gone
-    is then linear in the gradients, and the same as in full precision, but for a multiple of what
-    the states say is still to come.
+    The gradients do not depend on the model, and steps without gradients follow. The displacement
+    of the model is then linear in the gradients. It equals the displacement in full precision,
+    except for a multiple of the rest declared by the states.
     """
     one, other = _gradients(case, 1), _gradients(case, 2)
     both = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
@@ -106,12 +106,12 @@ def owed(case: Case) -> str | None:
 
 @dataclass(frozen=True)
 class Displacement:
-    """How far the shared model has gone.
+    """The displacement of the shared model.
 
     Attributes:
-        gone: [n].
-        to_come: [2, n], what the ranks' states declare to be summed; and the same with the stripes
-            of a dictionary the other way round.
+        gone: the displacement, [n].
+        to_come: the rest declared by the ranks' states, [2, n]; the second row has the stripes of a
+            dictionary in reverse order.
     """
 
     gone: Array
@@ -121,7 +121,7 @@ class Displacement:
         return Displacement(self.gone - other.gone, self.to_come - other.to_come)
 
     def problem(self, what: str, rounding: float) -> str | None:
-        """Why a difference between displacements is more than what is still to come, or None.
+        """Describe a difference between displacements beyond the declared rest, or return None.
 
         Args:
             rounding: of the displacements.
@@ -140,14 +140,14 @@ class Displacement:
 
 
 def _rest(gone: Array, to_come: Array) -> Array:
-    """What of a displacement is not a multiple of what is to come, which has not been applied."""
+    """Return the part of a displacement that is not a multiple of the rest still to be applied."""
     rate = float(gone @ to_come) / max(float(to_come @ to_come), 1e-30)
     rest: Array = gone - max(rate, 0.0) * to_come
     return rest
 
 
 def _gradients(case: Case, number: int) -> list[list[Array]]:
-    """By minibatch and rank: a gradient [n], the sum of some samples'."""
+    """Return gradients [n] by minibatch and rank. Each is the sum over some samples."""
     random = np.random.default_rng([13, number])
     ranks = range(case.comm.size)
     return [[random.standard_normal(VALUES) for _ in ranks] for _ in range(STEPS)]
@@ -156,8 +156,13 @@ def _gradients(case: Case, number: int) -> list[list[Array]]:
 def _displacement(
     case: Case, algorithm: Algorithm[Any], gradients: Sequence[Sequence[Array]], pauses: int | None
 ) -> tuple[Displacement, int]:
-    """Train with these gradients, and then without any for so many pauses, or until the model
-    stands still; how many that were. Collective."""
+    """Train with these gradients, and then without gradients. Collective.
+
+    Args:
+        pauses: number of pauses without gradients. None: until the model stands still.
+    Returns:
+        The displacement, and the number of pauses.
+    """
     learner = case.learner(algorithm, optimizer=SGD(lr=0.1))
     start = learner.parameters.flat.astype(float)
 
@@ -188,7 +193,7 @@ def _displacement(
 
 
 def _declared(learner: Learner) -> Array:
-    """What all ranks' states declare to be summed: see `Displacement`. Collective."""
+    """Return the sums declared by all ranks' states: see `Displacement.to_come`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
     learner.wait()
     for name, rule, value in leaves(learner.state, "algorithm"):

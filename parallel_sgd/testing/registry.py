@@ -1,4 +1,4 @@
-"""What a check is: a function that all ranks run, and the identity that must hold in it."""
+"""Checks: a function to run on all ranks, and the identity to hold."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Body = Callable[[Case], "str | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """
+    """A check of the conformance suite.
+
     Attributes:
-        name: for `only` and `exceptions` of `check_algorithm`.
-        identity: what must hold, in one line.
-        body: run by all ranks; returns what is wrong as this rank sees it, in one line, or None.
-            It does not raise for that: ranks that leave a run would be waited for.
-        least_ranks: with fewer there is nothing to see.
-        alone: the ranks have nothing to do with each other in it.
+        name: used in `only` and `exceptions` of `check_algorithm`.
+        identity: the property to hold, in a single line.
+        body: run by all ranks. Returns this rank's problem in a single line, or None. A problem is
+            not raised, since the remaining ranks would wait for a rank after its exit.
+        least_ranks: least number of ranks for the check.
+        alone: the ranks do not communicate in the check.
     """
 
     name: str
@@ -30,12 +31,14 @@ class Check:
     least_ranks: int = 1
     alone: bool = False
 
-    __test__: ClassVar[bool] = False  # no test of pytest's
+    __test__: ClassVar[bool] = False  # not a test for pytest
 
 
 def check(*, least_ranks: int = 1, alone: bool = False) -> Callable[[Body], Check]:
-    """Make a check of a function: its name is the check's, the first line of its docstring the
-    identity."""
+    """Make a check of a function, named by the function.
+
+    The first paragraph of its docstring is the identity.
+    """
 
     def made(body: Body) -> Check:
         identity = (inspect.getdoc(body) or "").partition("\n\n")[0].replace("\n", " ")

@@ -1,7 +1,7 @@
-"""A state's reshard rules (`parallel_sgd.state.across`) must be right: on these ranks, and where
-another number of ranks takes it up.
+"""Checks of a state's reshard rules (`parallel_sgd.state.across`).
 
-The algorithm runs as it was given, in float32.
+The rules must be right on these ranks, and after resuming on another number of ranks. The given
+algorithm runs in float32.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .cases import (
 from .registry import check
 
 STOPS = (3, 4)
-"""After so many minibatches other ranks go on."""
+"""Another number of ranks resumes after these minibatches."""
 
-LATER = 4  #: minibatches on the other ranks
+LATER = 4  #: minibatches after resuming
 
 
 @check(least_ranks=2)
 def same_state(case: Case) -> str | None:
-    """What a state declares the same on all ranks is so, bit for bit, after every step."""
+    """State declared the same on all ranks has the same bits on all ranks after every step."""
     ranks = range(case.comm.size)
     data = data_of(tuple(tuple((3 * k + 2 * t) % 5 for k in ranks) for t in range(STEPS)))
     learner, problems = case.learner(), []
@@ -57,8 +57,8 @@ def same_state(case: Case) -> str | None:
 
 @check()
 def resharded(case: Case) -> str | None:
-    """Another number of ranks takes up a checkpoint: the shared model, the mean of all models and
-    the clock are kept, and training goes on to one finite model."""
+    """After resuming on another number of ranks, the shared model, the mean of all models and the
+    clock are kept, and training continues to one finite model."""
     learner, kept = case.learner(), []
     for t, parts in enumerate(case.data(max(STOPS)), 1):
         step(learner, parts)
@@ -66,7 +66,7 @@ def resharded(case: Case) -> str | None:
             kept.append(_saved(learner))
     sent = case.comm.allgather_object([vars(one) for one in kept])
     gathered = [[Saved(**one) for one in remote] for remote in sent]
-    if case.comm.rank:  # the other ranks are threads, of this one
+    if case.comm.rank:  # the resuming ranks are threads of this process
         return None
     size = case.comm.size
     for ranks in (size - 1, size + 1):
@@ -79,7 +79,7 @@ def resharded(case: Case) -> str | None:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint has of one rank, and the shared model at that time."""
+    """The content of one rank's checkpoint, and the shared model at that time."""
 
     state: dict[str, Any]
     arrays: dict[str, Array]
@@ -89,14 +89,13 @@ class Saved:
 
 
 def _saved(learner: Learner) -> Saved:
-    """Local."""
     tree, arrays = flatten(capture(learner))
     weight = weight_of(learner.state)
     return Saved(tree, copy.deepcopy(arrays), weight, learner.samples, _shared_model(learner))
 
 
 def _problem_on(ranks: int, case: Case, saved: Sequence[Saved], stop: int) -> str | None:
-    """What is wrong where so many ranks, of threads, go on."""
+    """Resume on this many ranks, as threads, and describe a problem or return None."""
     data = _data_on(ranks, case.comm.size, stop + LATER)[stop:]
 
     def body(comm: Communicator) -> str | None:
@@ -115,14 +114,16 @@ def _problem_on(ranks: int, case: Case, saved: Sequence[Saved], stop: int) -> st
         )
 
     try:
-        problems = simulate(ranks, body, timeout_s=case.timeout_s / 2)  # before the others do
+        problems = simulate(
+            ranks, body, timeout_s=case.timeout_s / 2
+        )  # before the other ranks time out
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return next((f"rank {k}: {text}" for k, text in enumerate(problems) if text), None)
 
 
 def _data_on(ranks: int, before: int, steps: int) -> Data:
-    """For so many ranks; the minibatches are no larger than they were on the ranks before."""
+    """Return data for this many ranks. Minibatches are no larger than on the ranks before."""
     data = data_of(counts_of(min(ranks, before), steps))
     if ranks <= before:
         return data
@@ -131,7 +132,7 @@ def _data_on(ranks: int, before: int, steps: int) -> Data:
 
 
 def _resumed(case: Case, saved: Sequence[Saved]) -> Learner:
-    """A learner that goes on, as `load_checkpoint` makes it. Collective."""
+    """Create a learner that resumes, as `load_checkpoint` does. Collective."""
     learner = case.learner()
     tree = reshard(
         learner,
@@ -147,7 +148,7 @@ def _resumed(case: Case, saved: Sequence[Saved]) -> Learner:
 
 
 def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
-    """What other ranks should have taken over, and have not. Collective."""
+    """Describe state lost in resharding, or return None. Collective."""
     own = learner.parameters.flat, weight_of(learner.state)
     models, weights = zip(*learner.comm.allgather_object(own), strict=True)
     before = _mean([one.arrays["parameters"] for one in saved], [one.weight for one in saved])
@@ -174,7 +175,7 @@ def _shared_model(learner: Learner) -> Array:
 
 
 def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
-    """What this rank has otherwise than rank 0, but declares the same. Collective."""
+    """Describe state declared the same, but different from rank 0's, or return None. Collective."""
     learner.wait()
     own = _declared_same(learner.local_step.state, "optimizer")
     own |= _declared_same(learner.state, "algorithm")
@@ -194,8 +195,7 @@ def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
 
 
 def _declared_same(state: Any, where: str) -> dict[str, Any]:
-    """What in a state is declared the same on all ranks, by name: arrays, and the `repr` of what
-    else there is."""
+    """Return the state declared the same on all ranks, by name: arrays, or a `repr`."""
     same = {name: value for name, rule, value in leaves(state, where) if rule == "same"}
     return {name: v if isinstance(v, np.ndarray) else repr(v) for name, v in same.items()}
 

@@ -1,4 +1,4 @@
-"""The conformance suite: what every algorithm must hold, the built-in ones and anybody's."""
+"""The conformance suite: all checks of an algorithm, built in or yours."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CHECKS: dict[str, Check] = {
         failures.errors,
     )
 }
-"""By name, what `check_algorithm` checks."""
+"""The checks of `check_algorithm`, by name."""
 
 EXCUSES = (
     "  (what an algorithm does not promise by its nature is said by "
@@ -67,37 +67,40 @@ def check_algorithm(
     one_rank: Callable[[int], Algorithm[Any]] | None = None,
     timeout_s: float = 20.0,
 ) -> dict[str, str]:
-    """Hold an algorithm to what all algorithms must be: raises unless every check passes.
+    """Run the conformance suite on an algorithm: raises unless every check passes.
 
-    The ranks train a small model with 1243 values for 10 minibatches of 1 to 4 samples a rank, and
-    every rank has data of its own. Give the algorithm periods that end several times in such a run.
+    The ranks train a small model with 1243 values for 10 minibatches of 1 to 4 samples a rank, with
+    different data on every rank. Give the algorithm periods that end several times in such a run.
 
-    What an algorithm does not promise is said here, one by one. The checks that compare with
-    another run to rounding take the algorithm in full precision.
+    An algorithm need not pass every check: name the exceptions. Checks that compare two runs to
+    rounding run the algorithm in full precision.
 
     Args:
-        algorithm: with the options to be checked.
-        optimizer: the local update rule; SGD(lr=0.1) if none is given.
-        ranks: worlds of so many threads, one after the other.
-        comm: instead of threads, these ranks; all of them call this. An algorithm that keeps ranks
-            waiting ends the job after the communicator's own time, so begin with threads.
-        only: a name from `CHECKS`, or several; all if not given.
+        algorithm: the algorithm with the options to check.
+        optimizer: the local update rule. None: SGD(lr=0.1).
+        ranks: numbers of threads, each checked in turn.
+        comm: check on these ranks instead of threads; all ranks call this function. An algorithm
+            that lets ranks wait ends the job after the communicator's own timeout, so begin with
+            threads.
+        only: a name from `CHECKS`, or several. None: all.
         exceptions: names of checks that this algorithm does not pass by its nature, each with the
-            reason. Such a check must fail: an exception that is not needed is an error too.
-        full_precision: the same algorithm, but losing nothing on the wire; by default that with
-            gradient_bits=32, where it has such an option.
-        one_rank: given a number of ranks, the algorithm that does on one rank what this one does on
-            so many with the same data; by default this one. For options whose meaning depends on
-            the number of ranks, such as a period in samples of all.
-        timeout_s: longest wait of a thread for the others.
+            reason. Such a check must fail: an unnecessary exception is an error, too.
+        full_precision: the same algorithm without loss in messages. None: the algorithm with
+            gradient_bits=32, if it has this option.
+        one_rank: given a number of ranks, returns the algorithm that does on one rank what this
+            algorithm does on this many ranks with the same data. None: the same algorithm. For
+            options whose meaning depends on the number of ranks, such as a period in samples of all
+            ranks.
+        timeout_s: longest wait of a thread for other threads.
     Returns:
-        What came of every check, by name, in a few words.
+        The outcome of every check, by name, in a few words.
     Raises:
-        AssertionError: for every check that fails names the check, the number of ranks, what
-            differs in which step, and the identity that does not hold; on all ranks of `comm`.
-        UserError: an argument is not what it must be, or there is no check of a name.
+        AssertionError: on all ranks of `comm`, if checks fail. Names each failed check, the number
+            of ranks, the difference and its step, and the identity that does not hold.
+        UserError: an argument is not as required, or a name is not a check's.
 
-    Cost: a few hundred steps for each number of ranks, most of a second.
+    Collective with `comm`, else local. Cost: a few hundred steps for each number of ranks, most of
+    a second.
 
     >>> import parallel_sgd as psgd
     >>> algorithm = psgd.ModelAveragingSGD(sync_steps=3)
@@ -137,7 +140,7 @@ def check_algorithm(
         )
 
     outcomes, failures = {}, list[str]()
-    alike: dict[str, list[str]] = {}  # by what went wrong, the checks
+    alike: dict[str, list[str]] = {}  # names of checks, by problem
     cause: BaseException | None = None
     for name in names:
         check = CHECKS[name]
@@ -174,7 +177,11 @@ def _problem(
     comm: Communicator | None,
     timeout_s: float,
 ) -> Problem | None:
-    """What a check finds on so many ranks: in words, by what raised, on how many."""
+    """Run a check on this many ranks.
+
+    Returns:
+        The problem in words, its exception if any, and the number of ranks; or None.
+    """
 
     def body(comm: Communicator) -> list[str]:
         assert comm.size == size
@@ -201,12 +208,12 @@ def _outcome(check: Check, sizes: Sequence[int], reason: str | None) -> str:
 
 
 def _worlds(sizes: Sequence[int]) -> str:
-    """ "1 rank", or "2, 3, 4 ranks" """
+    """Return "1 rank", or "2, 3, 4 ranks", say."""
     return ", ".join(map(str, sizes)) + (" rank" if list(sizes) == [1] else " ranks")
 
 
 def _full_precision(algorithm: Algorithm[Any]) -> Algorithm[Any]:
-    """The same algorithm, where its loss is by the option that all built-in ones have."""
+    """Return the same algorithm in full precision, by the bits option of built-in algorithms."""
     if getattr(algorithm, "gradient_bits", 32) == 32 and not getattr(algorithm, "bits_of", None):
         return algorithm
     given = {option.name: option.default for option in all_options(type(algorithm))}
