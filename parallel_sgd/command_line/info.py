@@ -1,7 +1,7 @@
-"""`parallel-sgd info`: what this environment has to work with, and whether its parts fit.
+"""Show MPI, mpiexec, cores and GPUs of this environment: `parallel-sgd info`.
 
-With --servers also how a model's parameters would be placed on parameter servers; with --links how
-fast ranks exchange.
+With --servers also show the placement of a model's parameters on parameter servers. With --links
+also measure the links between ranks.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .links import add_link_options, link_lines, measure_links, require_link_opt
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
+    """Run `parallel-sgd info`, and return 0. Under mpiexec only rank 0 prints."""
     given = _parser().parse_args(argv)
     require_link_options(given)
     if launched_rank() and not given.links:
         return 0
     others_measure = given.links and launched_size() is not None
     with abort_on_error() if others_measure else contextlib.nullcontext():
-        placement = _placement(given)  # by every rank: none measures where another has refused it
+        placement = _placement(given)  # on every rank, so that all refuse or none does
         links = measure_links(given) if given.links else None
     if launched_rank():
         return 0
@@ -87,9 +87,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """All that is known, by section; a value that could not be found out is a line that says why.
+    """Return all facts about this environment, by section.
 
-    Local. Starts MPI in a process of its own, and CUDA (through CuPy) in this one.
+    An unknown value is a line with the reason.
+
+    Local. Starts MPI in a separate process, and CUDA (through CuPy) in this process.
     """
     mpi = _mpi()
     return {
@@ -106,7 +108,7 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def package_version() -> str:
-    """The version of this package."""
+    """Return the version of this package."""
     package = importlib.import_module(__package__.partition(".")[0])
     return str(getattr(package, "__version__", _version("parallel_sgd")))
 
@@ -136,7 +138,7 @@ def _mpi() -> dict[str, Any]:
 
 
 def _mpiexec(vendor: str | None) -> dict[str, Any]:
-    """The mpiexec that `parallel-sgd run` would take, or else the first there is."""
+    """Describe the mpiexec for `parallel-sgd run`, or else the first mpiexec found."""
     every = []
     for path in find_mpiexecs():
         try:
@@ -185,7 +187,7 @@ def _gpus() -> dict[str, Any]:
         cupy: Any = importlib.import_module("cupy")
     except ImportError:
         return {"found": "unknown (cupy is not installed)"}
-    except Exception as error:  # whatever a broken CUDA installation brings
+    except Exception as error:  # any error of a broken CUDA installation
         return {"found": f"unknown (cupy cannot be imported: {line_of(error)})"}
     facts: dict[str, Any] = {"cupy": cupy.__version__}
     runtime = cupy.cuda.runtime
@@ -197,13 +199,13 @@ def _gpus() -> dict[str, Any]:
                 f"{properties['name'].decode()}, {properties['totalGlobalMem'] / 2**30:.0f} GiB, "
                 f"sm_{properties['major']}{properties['minor']}"
             )
-    except Exception as error:  # no driver, no device, no permission: each its own class
+    except Exception as error:  # no driver, no device or no permission: various classes
         return facts | {"found": f"none ({line_of(error)})"}
     return facts if count else facts | {"found": "none"}
 
 
 def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
-    """Who holds what of the model asked about; None where nothing was asked."""
+    """Return the placement of the given model on parameter servers, or None without --servers."""
     options = ("model", "shapes", "placement", "min_block", "whole_parameters")
     if given.servers is None:
         for name in options:
@@ -245,7 +247,7 @@ def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _shapes_from(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, from texts like W1=784x128."""
+    """Parse shapes by name, from texts like W1=784x128."""
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, numbers = text.rpartition("=")
@@ -258,7 +260,7 @@ def _shapes_from(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes_in(model: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, from the heads of the arrays in a .npz file; reads no values."""
+    """Read shapes by name from the array headers of a .npz file. No values are read."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shapes: dict[str, tuple[int, ...]] = {}
     path = checked_path("--model", model, "file")
@@ -275,7 +277,7 @@ def _shapes_in(model: str) -> dict[str, tuple[int, ...]]:
                 shapes[name] = shape
     except UserError:
         raise
-    except Exception as error:  # zipfile and NumPy let through whatever a damaged head provokes
+    except Exception as error:  # a damaged file raises various errors
         raise UserError(f"{path} must be a well-formed .npz file: {line_of(error)}") from None
     if not shapes:
         raise UserError(f"{path} must hold at least one parameter")
@@ -283,7 +285,7 @@ def _shapes_in(model: str) -> dict[str, tuple[int, ...]]:
 
 
 def _table(sections: dict[str, dict[str, Any]]) -> str:
-    """Sections as aligned text."""
+    """Return sections as aligned text."""
     if "placement" in sections:
         sections = sections | {"placement": _placement_lines(sections["placement"])}
     if "links" in sections:
@@ -301,7 +303,7 @@ def _table(sections: dict[str, dict[str, Any]]) -> str:
 
 
 def _placement_lines(placement: dict[str, Any]) -> dict[str, str]:
-    """The section on placement, in words."""
+    """Return the section on placement as lines of text."""
     lines = {"rule": placement["rule"], "all servers": _amount(placement["values"])}
     for server, held in enumerate(placement["servers"]):
         count, names = len(held["names"]), ", ".join(held["names"])

@@ -1,7 +1,7 @@
-"""`parallel-sgd info --links`: how fast ranks exchange, and what "auto" makes of it.
+"""Measure the links between ranks, and show the choices of "auto": `parallel-sgd info --links`.
 
-The ranks that mpiexec has started measure themselves; without it `parallel-sgd run` starts some,
-which run this module and print what they have found as a line of JSON.
+Ranks started by mpiexec measure themselves. Without mpiexec, `parallel-sgd run` starts ranks that
+run this module and print the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..launcher.options import add_ranks
 from ..parameters import Parameters
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
-MAX_SECONDS = 5.0  #: an exchange that should take longer is not tried
-DEFAULT_RANKS = 2  #: where nothing says how many
+MAX_SECONDS = 5.0  #: exchanges predicted to take longer are not tried
+DEFAULT_RANKS = 2  #: ranks to start if no number is given
 
 
 def add_link_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_link_options(given: argparse.Namespace) -> None:
-    """Raise a UserError where one of the options has no use, or there are too few ranks. Local."""
+    """Raise a UserError if an option has no use, or if there are too few ranks. Local."""
     launched = launched_size()
     for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
         if value is not None and not given.links:
@@ -64,10 +64,10 @@ def require_link_options(given: argparse.Namespace) -> None:
 
 
 def measure_links(given: argparse.Namespace) -> dict[str, Any]:
-    """What the ranks have found. Collective, where mpiexec has started them: `abort_on_error`.
+    """Return the measurements of the ranks. Collective if started by mpiexec: use `abort_on_error`.
 
     Raises:
-        UserError: the ranks could not be started, or have ended with an error.
+        UserError: the ranks could not be started, or ended with an error.
     """
     if launched_size() is not None:
         return measure_on(Communicator.world())
@@ -92,9 +92,11 @@ def measure_links(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_on(comm: Communicator) -> dict[str, Any]:
-    """What every rank does; the same on all, as JSON can hold it.
+    """Measure on the ranks of a communicator.
 
-    Collective. Cost: some seconds; every exchange is tried four times, which takes the most.
+    The result is the same on all ranks, in a form for JSON.
+
+    Collective. Cost: some seconds, mainly for four trials of each exchange.
     """
     topology = topology_for(comm.hosts, "auto")
     measured = measure(comm, topology.hosts)
@@ -125,7 +127,7 @@ def measure_on(comm: Communicator) -> dict[str, Any]:
 
 
 def link_lines(measured: dict[str, Any]) -> dict[str, str]:
-    """The section on links, in words."""
+    """Return the section on links as lines of text."""
     hosts = [f"{name} ({n})" if n > 1 else name for name, n in measured["hosts"].items()]
     rate, latency = measured["link"]["bytes_per_s"], measured["link"]["latency_s"]
     where = "slowest link" if len(hosts) > 1 else "memory between ranks"

@@ -1,4 +1,4 @@
-"""`parallel-sgd`: the first word says which command, and only that one is imported."""
+"""Run the command named by the first argument: `parallel-sgd`. Import only that command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..communication.liveness.abort import INTERRUPTED, discard_stdout, user_mes
 from ..starting import started
 from ..version import __version__
 
-#: Command: the module, as seen from this package, and what the command does. The module's
+#: The module of each command, relative to this package, and the command's purpose. The module's
 #: `main(argv)` returns the exit code.
 COMMANDS = {
     "run": ("..launcher.run", "start a Python script on N ranks, with the mpiexec that fits"),
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Prints an error of the user's as one line; on ranks it ends the job.
+    """Run the command line. Print a user's error as a single line; on ranks, end the job.
 
     Returns:
         The exit code: 0, a command's own, or 2 for wrong arguments.
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         command, arguments = argv[0], list(argv[1:])
         module = import_module(COMMANDS[command][0], __package__)
-        started()  # until here an interrupt ends this in one line, whatever was being imported
-        if command == "train":  # the one that runs on ranks
+        started()  # until here an interrupt ends the program with a single line
+        if command == "train":  # the only command that runs on ranks
             with abort_on_error():
                 sys.exit(module.main(arguments))
         code = int(module.main(arguments) or 0)
-        sys.stdout.flush()  # what has gone wrong there is told below, and not as Python exits
+        sys.stdout.flush()  # report an error below, not while Python exits
         return code
     except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
         discard_stdout()

@@ -1,4 +1,4 @@
-"""Command-line options made from classes of options, so that each exists only once."""
+"""Make command-line options from classes of options, so that each is declared only once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ def add_options(
     chosen: str,
     reserved: Collection[str],
 ) -> None:
-    """Add the options of one class, under one heading; those of the others are read, and not shown.
+    """Add the options of a group of classes; only those of the chosen class are shown in the help.
 
     Args:
-        kinds: classes of options by the name under which the user chooses among them.
-        chosen: of them. What is not given stays absent from the namespace.
-        reserved: names that they may not have.
+        parser: the parser to add a group to.
+        title: the heading of the group.
+        kinds: the classes of options, by the name that the user chooses from.
+        chosen: the name of the chosen class. Options not given are absent from the namespace.
+        reserved: names not allowed for these options.
+
     Raises:
-        UserError: a class has an option of which the command line cannot say what it must be, or
-            one of a reserved name.
+        UserError: an option has a reserved name, or a type without a command-line form.
     """
     group = parser.add_argument_group(title)
     added: set[str] = set()
@@ -46,7 +48,11 @@ def add_options(
 
 
 def check_of(option: Option, kind: type) -> Check:
-    """What an option must be: as it declares, or by its type; raises a UserError for neither."""
+    """Return the check of an option: the declared check, or a check by the option's type.
+
+    Raises:
+        UserError: the option has neither.
+    """
     if option.check is not None:
         return option.check
     try:
@@ -66,7 +72,7 @@ def check_of(option: Option, kind: type) -> Check:
 
 
 class _Plain:
-    """A number or a text, of which only the class itself knows what it must be."""
+    """A number or a text without a further check: its class checks the value itself."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -82,7 +88,7 @@ class _Plain:
 
 
 def add_option(group: Any, option: Option, check: Check, *, shown: bool) -> None:
-    """Add one option to a group of a parser; what is not given stays absent from the namespace."""
+    """Add an option to a group of a parser. An option not given is absent from the namespace."""
     flag = "--" + option.name.replace("_", "-")
     default = "" if option.default in (None, {}) else f" (default: {_text(option.default)})"
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
@@ -94,10 +100,10 @@ def add_option(group: Any, option: Option, check: Check, *, shown: bool) -> None
 
 
 def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> Any:
-    """Make the chosen class's options from those given.
+    """Make an instance of the chosen class from the given options.
 
     Raises:
-        UserError: an option was given that belongs only to other choices, or its value is wrong.
+        UserError: a given option belongs only to other choices, or its value is wrong.
     """
     kind = kinds[chosen]
     own = {option.name for option in all_options(kind)}
@@ -114,7 +120,10 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
 
 
 def describe(options: Any) -> dict[str, Any]:
-    """A class of options with its name, and those inside it, as JSON can hold them."""
+    """Return the options of an instance, with its class name, in a form for JSON.
+
+    Nested options too.
+    """
     described: dict[str, Any] = {"name": type(options).__name__}
     for name, value in values_of(options).items():
         if is_dataclass(value):
@@ -126,7 +135,7 @@ def describe(options: Any) -> dict[str, Any]:
 
 
 def reader(name: str, check: Check) -> Callable[[str], Any]:
-    """How the text of an option becomes a value."""
+    """Return a function to parse an option's text, for use as an argparse type."""
 
     def read(text: str) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""`parallel-sgd plan`: what every algorithm would take on a cluster, and which one to choose.
+"""Estimate each algorithm's time on a cluster, and recommend an algorithm: `parallel-sgd plan`.
 
-Nothing is trained, and no other rank is needed: the model of docs/planning.md, with the speed of
-this machine's kernels, measured on the spot.
+Nothing is trained, and no further rank is needed. The estimate uses the cost model of
+docs/planning.md with the speed of this machine's kernels, measured on the spot.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..training import require_matplotlib
 from ..validation import checked_path
 from .units import bits_per_s, count, seconds
 
-TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step
-NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
+TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: parts of the time of a step
+NODES = [2**i for i in range(11)]  #: 1 to 1,024, for figures and JSON
 MAXIMA = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd plan`: returns 0."""
+    """Run `parallel-sgd plan`, and return 0."""
     given = _parser().parse_args(argv)
     for name, most in MAXIMA.items():
         if getattr(given, name) > most:
@@ -139,7 +139,7 @@ def _job_text(job: Job) -> str:
 
 
 def _speeds_text(job: Job) -> str:
-    """The speeds that were measured here."""
+    """Return the measured speeds of this machine's kernels as a line."""
     speeds = job.speeds
     kernels = [
         f"{bits} bit {speeds.encode[bits] / 1e9:.1f}, {speeds.decode_add[bits] / 1e9:.1f}, "
@@ -154,7 +154,7 @@ def _speeds_text(job: Job) -> str:
 
 
 def _table(every: Sequence[Candidate], job: Job) -> str:
-    """A line for each algorithm; times in milliseconds."""
+    """Return a table with a row for each algorithm; times in milliseconds."""
     most = NODES[-1]
     head = ["ms a step", "bits", *TERMS, "all"]
     rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
@@ -179,7 +179,7 @@ def _table(every: Sequence[Candidate], job: Job) -> str:
 
 
 def _servers_text(every: Sequence[Candidate], job: Job) -> str:
-    """How many servers were taken, and what they hold."""
+    """Return a line with the number of parameter servers and the memory of each."""
     for candidate in every:
         if isinstance(candidate, Servers):
             here, most = (candidate.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
@@ -213,7 +213,7 @@ def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
 
 
 def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """All of it, as JSON can hold it; an unlimited rate is null."""
+    """Return the whole plan in a form for JSON; an unlimited rate is null."""
     speeds, recommended = job.speeds, recommend(job)
     here = given.nodes
     return {
@@ -241,14 +241,14 @@ def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
 
 
 def _require_writable_place(flag: str, path: str) -> None:
-    """See that a file can be in that place, before anything is measured."""
+    """Raise a UserError if a file cannot be in this place. Called before anything is measured."""
     place = os.path.abspath(checked_path(flag, path, "file"))
     if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
         raise UserError(f"{flag}={path} must be a file in a folder that is there")
 
 
 def _figure_format(path: str) -> str:
-    """In which form a figure is written: by its name's ending, which Matplotlib must know."""
+    """Return the format of a figure, by its file name. Raise a UserError if Matplotlib lacks it."""
     figure_format = os.path.splitext(path)[1].removeprefix(".").lower() or "png"
     canvas = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase
     known = sorted(canvas.get_supported_filetypes())

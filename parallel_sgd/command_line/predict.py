@@ -1,8 +1,8 @@
-"""`parallel-sgd predict`: what the model of a run says of data, as CSV.
+"""Write the predictions of a trained model as CSV: `parallel-sgd predict`.
 
-The run's folder has all that is needed: the options that made the model (``config.toml``), what
-it has learned (``options.json``), its arrays (``model.npz``), and the numbers that standardize
-features (``standardization.npz``). One process.
+The run's folder holds everything needed: the options of the model (``config.toml``), facts about
+the training data (``options.json``), the parameters (``model.npz``), and the mean and scale of
+standardized features (``standardization.npz``). A single process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ from .train.data import BUNDLED, TrainingData, read_data, reader_options
 from .train.model import TrainingModel, make_model
 
 CONFIG = "config.toml"
-BATCH = 1024  #: samples that are read and computed together
+BATCH = 1024  #: samples of a batch
 
 
 def main(argv: Sequence[str]) -> int:
-    """Predict as the command line says; returns 0, or raises a UserError."""
+    """Predict as the command line requests, and return 0.
+
+    Raises:
+        UserError: an error in the arguments, the run's folder or the data.
+    """
     given = _parser().parse_args(argv)
-    if launched_rank():  # under mpiexec rank 0 speaks for all
+    if launched_rank():  # under mpiexec only rank 0 predicts
         return 0
     run = _run(given)
     data = _data(given, run)
@@ -58,8 +62,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Run(NamedTuple):
-    """A run that has ended: its folder, what train.py was asked for, and what it has learned; the
-    names of classes and of columns, where its data had any."""
+    """A finished run of train.py.
+
+    Attributes:
+        folder: the run's folder.
+        options: the options of train.py.
+        task: the task of the model.
+        names: the names of the classes, if the data had names.
+        columns: the names of the columns of x, if the data had names.
+    """
 
     folder: Path
     options: argparse.Namespace
@@ -69,10 +80,10 @@ class _Run(NamedTuple):
 
 
 def _run(given: argparse.Namespace) -> _Run:
-    """Read what a run's folder says of its model.
+    """Read the description of the model in a run's folder.
 
     Raises:
-        UserError: it is none of train.py's, or has no model.
+        UserError: the folder is not from train.py, or has no model.
     """
     folder = checked_path("run", given.run, "run's folder")
     for name in (OPTIONS, CONFIG, MODEL):
@@ -106,7 +117,7 @@ def _texts(facts: dict[str, Any], key: str) -> list[str] | None:
 
 
 def _data(given: argparse.Namespace, run: _Run) -> Dataset:
-    """Open the data to predict; without targets its y means nothing."""
+    """Open the data to predict. Without targets, y is meaningless."""
     asked, trained_on = run.options, run.options.data
     if given.data in BUNDLED:
         require_use("no_targets", given.no_targets, False, False, "data in files")
@@ -142,7 +153,7 @@ def _data(given: argparse.Namespace, run: _Run) -> Dataset:
 
 
 def _model(given: argparse.Namespace, run: _Run, data: Dataset) -> tuple[TrainingModel, Dataset]:
-    """Make the run's model, and give it the data as in training."""
+    """Make the run's model. Return it with the data in the form used in training."""
     if not len(data):
         raise UserError(f"data={shown(given.data)} has no samples")
     standardization = read_standardization(run.folder)
@@ -153,10 +164,10 @@ def _model(given: argparse.Namespace, run: _Run, data: Dataset) -> tuple[Trainin
 
 
 class _Inputs(Dataset):
-    """The x of a data set, whose y is not looked at.
+    """The x of a data set, with zeros for y.
 
     Args:
-        dataset: where the samples are read.
+        dataset: the data set to read x from.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -173,7 +184,7 @@ class _Inputs(Dataset):
 
 
 class _Predictor:
-    """Predictions of all samples of a data set, by batches, in their order."""
+    """Predicts all samples of a data set, by batches, in their order."""
 
     def __init__(
         self, model: TrainingModel, data: Dataset, run: _Run, given: argparse.Namespace
@@ -187,12 +198,11 @@ class _Predictor:
         self._sums: dict[str, Any] = {}
 
     def write_file(self, path: Path) -> None:
-        """Write all rows to a file."""
         with path.open("w", newline="") as file:
             self.write(file)
 
     def write(self, file: TextIO) -> None:
-        """Write all rows, below their names."""
+        """Write a header and a row for each sample."""
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self._names())
         for outputs in self._batches():
@@ -201,7 +211,7 @@ class _Predictor:
         file.flush()
 
     def print_scores(self, file: TextIO) -> None:
-        """Say how good the predictions are, where there are targets."""
+        """Print the loss and the scores of the predictions, if the data has targets."""
         if self._measures:
             scores = self._objective.scores(self._sums, len(self._data))
             predicted = ", ".join(
@@ -210,7 +220,7 @@ class _Predictor:
             print(f"{len(self._data)} samples, {predicted}", file=file, flush=True)
 
     def _batches(self) -> Iterator[Any]:
-        """The model's outputs; sums up their scores on the way."""
+        """Yield the model's outputs for each batch. Add up the scores on the way."""
         self._sums = {}
         for begin in range(0, len(self._data), BATCH):
             indexes = np.arange(begin, min(begin + BATCH, len(self._data)))
@@ -230,7 +240,7 @@ class _Predictor:
         return [*([name] if count == 1 else [f"{name}_{k}" for k in numbers]), *probabilities]
 
     def _columns(self, outputs: Any) -> Iterator[list[Any]]:
-        """What is written of each sample."""
+        """Yield the columns to write for each sample."""
         if self._task.name == "regression":
             yield from outputs
             return
@@ -252,7 +262,7 @@ def _softmax(outputs: Any) -> Any:
 
 
 def _outputs(model: Any) -> Callable[[Any], Any]:
-    """Who computes the outputs of a batch, as an array of NumPy's."""
+    """Return a function from a batch to the model's outputs, a NumPy array."""
     if isinstance(model, Model):
         return lambda x: _on_host(model.predict(x))
     from ..torch.tasks import outputs_of

@@ -1,7 +1,7 @@
-"""`parallel-sgd simulate`: train as train.py does on N ranks, all of them threads of this process.
+"""Train like train.py on N ranks, all of them threads of this process: `parallel-sgd simulate`.
 
-The same code with the same results, bit for bit, as on N ranks of MPI with one BLAS thread each; so
-that what an algorithm does on 64 ranks can be studied on a laptop. It says nothing about speed.
+The code and the results are the same, bit for bit, as on N ranks of MPI with one BLAS thread each.
+So an algorithm on 64 ranks can be studied on a laptop. Speed is not simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from .train.options import parser as train_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd simulate`: returns 0, or raises a UserError of arguments, data or training."""
+    """Run `parallel-sgd simulate`, and return 0.
+
+    Raises:
+        UserError: an error in the arguments, the data or the training.
+    """
     if "-h" in argv or "--help" in argv:
         _parser().print_help()
         print()
@@ -30,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     given, rest = _parser().parse_known_args(argv)
     missing = {name: "1" for name in THREAD_VARIABLES if name not in os.environ}
-    if missing:  # the ranks share the cores; BLAS reads these as it is loaded, which it is by now
+    if missing:  # ranks share the cores; BLAS is already loaded, and reads these only then
         command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
         os.execve(sys.executable, command, {**os.environ, **missing})
     options, algorithm, optimizer = read(rest)

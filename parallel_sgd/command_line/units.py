@@ -1,4 +1,4 @@
-"""Numbers with units, as command lines take them: 10gbit, 30us, 60M."""
+"""Parse numbers with units on command lines: 10gbit, 30us, 60M."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 
 def bits_per_s(text: str) -> float:
-    """The rate of a link, ``100mbit`` or ``2.5gbit``; infinity for ``unlimited``."""
+    """Parse the rate of a link, ``100mbit`` or ``2.5gbit``; infinity for ``unlimited``."""
     if text.lower() == UNLIMITED:
         return math.inf
     return _read(text, _RATES, f"a rate such as 100mbit or 1gbit, or {UNLIMITED}", 1e3, 1e15)
 
 
 def seconds(text: str) -> float:
-    """A time, ``30us``, ``1.5ms`` or ``0.2`` (seconds)."""
+    """Parse a time, ``30us``, ``1.5ms`` or ``0.2`` (seconds)."""
     return _read(text, _TIMES, "a time such as 30us, 1.5ms or 0.2s", 1e-9, 1e6)
 
 
 def count(text: str) -> int:
-    """A whole number, ``60M`` or ``1024``."""
+    """Parse a whole number, ``60M`` or ``1024``."""
     number = _read(text, _COUNTS, "a number such as 60M, 250k or 1024", 1, 1e15)
     if number != int(number):
         raise argparse.ArgumentTypeError(f"must be a whole number: {text!r}")

@@ -108,7 +108,7 @@ def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, ca
     files = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     for folder, path in zip((left, own, tmp_path / f"psgd-hosts-{GONE}-x"), files, strict=True):
         folder.mkdir()
-        (folder / "hostfile_written").write_text(str(path))
+        (folder / "written").write_text(str(path))
         path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")
     files[2].write_text("node1\n")  # the user has put another in its place
     assert main(["cluster", "--remove"]) == 0

@@ -1,7 +1,7 @@
-"""`parallel-sgd cluster --hosts 4 -- COMMAND`: run a command on hosts that this machine emulates.
+"""Run a command on hosts emulated by this machine: `parallel-sgd cluster --hosts 4 -- COMMAND`.
 
-Makes hosts, writes a hostfile, runs the command where it can reach them, and removes everything
-again, whatever ends it. `mpiexec -hostfile hosts python train.py` works as on real hosts.
+Make hosts, write a hostfile, run the command with access to the hosts, and remove everything,
+however the command ends. `mpiexec -hostfile hosts python train.py` works as on real hosts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ The exit code is the command's; 128 + the signal that ended it; 2 where it could
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`parallel-sgd cluster`: returns what `EXAMPLES` say, or raises a UserError without hosts."""
+    """Run `parallel-sgd cluster`, and return the exit code described in `EXAMPLES`.
+
+    Raises:
+        UserError: the hosts cannot be made.
+    """
     options = _parser().parse_args(argv)
     if options.remove:
         require()

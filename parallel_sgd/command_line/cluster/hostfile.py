@@ -1,4 +1,4 @@
-"""The hostfile that is written for the user, for as long as the hosts are there."""
+"""Write the hostfile for the user, and remove the file with the emulated hosts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 from ...errors import UserError
 from ...files import make_new
 
-MARK = "# emulated hosts of process"  #: how its first line begins; then the process
-_RECORD = (
-    "hostfile_written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
-)
+MARK = "# emulated hosts of process"  #: start of the first line; then the process id
+_RECORD = "written"  #: file in the hosts' folder with the hostfile's path, for cleaning up
 
 
 def require_free_path(path: Path) -> None:
-    """Raise a UserError where something else is there, or hosts that are in use have the file."""
+    """Raise a UserError if the path is another file, or the hostfile of running hosts."""
     if not path.parent.is_dir():
         raise UserError(f"hostfile={str(path)!r} must be in a folder that exists")
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -36,11 +34,12 @@ def require_free_path(path: Path) -> None:
 
 @contextmanager
 def hostfile_written(path: Path, lines: str, folder: Path) -> Iterator[None]:
-    """Write the hostfile; at the end remove it, if it is still ours.
+    """Write the hostfile; at the end remove the file, unless another program has replaced it.
 
     Args:
-        lines: of the hosts.
-        folder: the hosts', in which is recorded what was written.
+        path: the hostfile.
+        lines: the lines of the hosts.
+        folder: the hosts' folder, for a record of the written path.
 
     Raises:
         UserError: the file cannot be written; see also `require_free_path`.
@@ -61,13 +60,13 @@ def hostfile_written(path: Path, lines: str, folder: Path) -> Iterator[None]:
 
 
 def remove_written(folder: Path) -> Path | None:
-    """Remove the hostfile that a folder's hosts have written, if it is still there and marked."""
+    """Remove the hostfile recorded in a folder, if present and marked. Return its path, or None."""
     try:
         path = Path((folder / _RECORD).read_text())
         if _first_line(path).rpartition(" ")[0] != MARK:
             return None
         path.unlink()
-    except FileNotFoundError:  # none was written, or another process has removed it
+    except FileNotFoundError:  # not written, or removed by another process
         return None
     return path
 

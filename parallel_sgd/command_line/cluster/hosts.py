@@ -1,4 +1,4 @@
-"""Hosts that are there: made, given to whoever measures or tests on them, and removed."""
+"""Make emulated hosts, and remove them again."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .namespaces import (
     signals_blocked,
 )
 
-MOST = 200  #: hosts: each has one byte of the address
+MOST = 200  #: hosts: each is a byte of the address
 
 
 @dataclass(frozen=True)
 class EmulatedHosts:
-    """Hosts that are there, as `emulated_hosts` makes them.
+    """Hosts made by `emulated_hosts`.
 
     Attributes:
-        names: of the hosts and of their namespaces.
-        switch: the namespace of the bridge, in which mpiexec has to be started.
-        folder: with the hostfile and the agent.
-        wiring: what the MPI has to be told.
-        slots: ranks that a host is for.
+        names: the names of the hosts and of their namespaces.
+        switch: the namespace of the bridge; mpiexec has to be started there.
+        folder: the folder of the hostfile and the agent.
+        mpi_settings: the settings of the MPI.
+        slots: the number of ranks for each host.
     """
 
     names: tuple[str, ...]
@@ -53,16 +53,16 @@ class EmulatedHosts:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of each host."""
+        """The address of each host."""
         return tuple(address(i + 1) for i in range(len(self.names)))
 
     @property
     def inside(self) -> list[str]:
-        """What comes before a command to start it where the hosts can be reached."""
+        """The words before a command that has to reach the hosts."""
         return ["ip", "netns", "exec", self.switch]
 
     def on(self, host: int) -> list[str]:
-        """What comes before a command to start it on a host, with its network and its name."""
+        """Return the words before a command to run on a host, with the host's network and name."""
         name = self.names[host]
         return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", SETUP, name]
 
@@ -74,10 +74,10 @@ class EmulatedHosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which a plain `mpiexec -hostfile FILE`, of this Python's MPI, works.
+        """Variables for a plain `mpiexec -hostfile FILE` of this Python's MPI.
 
-        The cores are shared among all ranks, one thread each at least, unless the user has set how
-        many.
+        The cores are shared among all ranks, with at least a thread each, unless the user has set
+        the number of threads.
         """
         threads = str(max(1, usable_cores() // (len(self.names) * self.slots)))
         own = {name: os.environ.get(name, threads) for name in THREAD_VARIABLES}
@@ -86,18 +86,18 @@ class EmulatedHosts:
 
     @property
     def run_options(self) -> list[str]:
-        """Options of `parallel-sgd run` that place one rank on each slot."""
+        """Options of `parallel-sgd run` that place a rank on each slot."""
         return [
             *("--hostfile", str(self.folder / "hosts")),
             f"--mpiexec-options={shlex.join(self.mpi_settings.options)}",
         ]
 
     def cut(self, host: int) -> None:
-        """Take a host's link down: nothing gets through, and nobody is told."""
+        """Take a host's link down: no message arrives, and no program is notified."""
         call(["ip", "-n", self.switch, "link", "set", self._port(host), "down"])
 
     def mend(self, host: int) -> None:
-        """Take it up again."""
+        """Take a host's link up again."""
         call(["ip", "-n", self.switch, "link", "set", self._port(host), "up"])
 
     def _port(self, host: int) -> str:
@@ -106,17 +106,17 @@ class EmulatedHosts:
 
 @contextmanager
 def emulated_hosts(count: int, rate: float, slots: int = 1) -> Iterator[EmulatedHosts]:
-    """Make hosts; at the end, also after an error or a signal, remove them and end what runs there.
+    """Make hosts; at the end, also after an error or a signal, end their processes and remove them.
 
-    Those of a process that was killed are removed by the next one.
+    Hosts of a killed process are removed by the next call.
 
     Args:
-        count: how many.
-        rate: bits a second of every link, in each direction; `math.inf`: no limit.
-        slots: ranks that each host is for.
+        count: the number of hosts.
+        rate: bits per second of every link, in each direction; `math.inf`: no limit.
+        slots: the number of ranks for each host.
 
     Raises:
-        UserError: the machine, or this process, lacks something that it takes.
+        UserError: the machine, or this process, lacks a requirement.
     """
     if not 1 <= count <= MOST:
         raise UserError(f"hosts={count} of an emulated cluster must be 1 to {MOST}")

@@ -1,4 +1,4 @@
-"""The links: their addresses, their limits, and the commands that make hosts on them."""
+"""The links of emulated hosts: their addresses and limits, and the commands that make them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...errors import UserError
 
-BURST = 256 << 10  #: bytes that a link takes at once after a rest, at the speed of memory
+BURST = 256 << 10  #: bytes that an idle link accepts at once, at the speed of memory
 
 FRAME, PAYLOAD = 1514, 1448  #: bytes of a full Ethernet frame as `tc` counts it, and TCP's of it
 
@@ -15,19 +15,19 @@ SLOWEST, FASTEST = 1e6, 1e12  #: bits a second: 1mbit, 1000gbit
 
 _TCP = "/proc/sys/net/ipv4/tcp_"
 _SETTINGS = (
-    # How often TCP sends again before it gives a host up: after 13 s, where Linux as it comes takes
-    # a quarter of an hour, for which mpiexec would wait for a host that is cut off.
+    # The number of retries before TCP gives up: 13 s. With Linux's default, a quarter of an hour,
+    # mpiexec would wait that long for a host without a link.
     f"echo 5 > {_TCP}retries2",
-    # What finds out how fast to send: as Linux comes, whatever this machine has set, for figures
-    # that can be compared. With BBR exchanges take up to 1.2 times as long (docs/experiments.md).
-    # Where a namespace may not have cubic it takes reno, which may be had everywhere.
+    # Congestion control: Linux's default, whatever this machine has set, for comparable figures.
+    # With BBR exchanges take up to 1.2 times as long (docs/experiments.md). If a namespace may not
+    # use cubic, take reno, which is always allowed.
     "for name in cubic reno; do "
     f"if echo $name > {_TCP}congestion_control; then exit; fi; done 2>/dev/null",
 )
 
 
 def require_rate(rate: float) -> None:
-    """Raise a UserError where links cannot have this rate."""
+    """Raise a UserError if links cannot have this rate."""
     if not (SLOWEST <= rate <= FASTEST or rate == math.inf):
         raise UserError(
             f"rate={rate:g} bit/s of emulated links must be 1mbit to 1000gbit, or unlimited"
@@ -35,22 +35,25 @@ def require_rate(rate: float) -> None:
 
 
 def payload_rate(rate: float) -> float:
-    """Bytes a second of TCP's payload that a link of so many bits a second carries."""
+    """Return the bytes per second of TCP payload on a link of `rate` bits per second."""
     return rate / 8 * PAYLOAD / FRAME
 
 
 def address(number: int) -> str:
-    """Of a host, from 1, or the switch, 0; also where others have it: nothing gets out."""
+    """Return the address of a host, counted from 1, or of the switch, 0.
+
+    The addresses may be in use outside of the emulated network: no packet leaves it.
+    """
     return f"10.77.0.{number + 1}"
 
 
 def port(host: int) -> str:
-    """The end of a host's link at the switch; hosts count from 0."""
+    """Return the name of a host's port at the switch; hosts count from 0."""
     return f"port{host + 1}"
 
 
 def commands(switch: str, names: Sequence[str], rate: float) -> list[list[str]]:
-    """What makes the namespaces, the bridge and the links: commands without a shell."""
+    """Return the commands that make the namespaces, the bridge and the links, without a shell."""
     limit = f"root tbf rate {rate / 1e3:.0f}kbit burst {BURST}b latency 50ms"
     lines = [
         f"ip netns add {switch}",

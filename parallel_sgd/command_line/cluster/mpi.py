@@ -1,4 +1,4 @@
-"""What each MPI has to be told so that its own mpiexec reaches the hosts, over TCP alone."""
+"""Settings for each MPI's own mpiexec to reach emulated hosts, over TCP alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...errors import UserError
 from ...launcher.hosts import MPICH, OPEN_MPI
 from .namespaces import SETUP
 
-#: mpiexec calls it as it would call ssh; Hydra puts an option first. As ssh, it does not get to a
-#: host whose link is cut.
+#: A script called by mpiexec in place of ssh; Hydra puts an option first. Like ssh, the script does
+#: not reach a host without a link.
 AGENT = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1
@@ -21,7 +21,7 @@ ip netns exec "$host" grep -qsx 1 /sys/class/net/eth0/carrier || exit 255
 exec ip netns exec "$host" unshare --uts sh -c '{SETUP}' "$host" sh -c "$*"
 """
 
-#: ob1 over TCP, and shared memory inside a host; ranks that wait leave the few cores to others.
+#: ob1 over TCP, and shared memory inside a host. Waiting ranks yield their core.
 _OPEN_MPI = {
     "pml": "ob1",
     "btl": "tcp,sm,self",
@@ -29,8 +29,8 @@ _OPEN_MPI = {
     "mpi_yield_when_idle": "1",
 }
 
-#: Root, and more ranks than cores. "slot" must be said: a policy of ":oversubscribe" alone, in the
-#: environment, puts all ranks on the first host (Open MPI 5.0).
+#: Allow root, and more ranks than cores. "slot" is needed: a policy of ":oversubscribe" alone, in
+#: the environment, puts all ranks on the first host (Open MPI 5.0).
 _OPEN_MPI_ALLOWS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -38,7 +38,7 @@ _OPEN_MPI_ALLOWS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 
-#: libfabric over TCP, or where MPICH has only UCX, that: left alone it finds that all hosts share
+#: libfabric over TCP, or UCX if MPICH has only that. By default MPICH notices that all hosts share
 #: this machine's memory, and sends nothing over the links.
 _MPICH = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
@@ -51,12 +51,12 @@ _MPICH = {
 
 @dataclass(frozen=True)
 class MpiSettings:
-    """How an mpiexec is told of the hosts.
+    """Settings of an MPI for emulated hosts.
 
     Attributes:
-        environment: with these variables, `mpiexec -hostfile FILE` needs no option more.
-        options: of `parallel-sgd run`'s mpiexec, for the same without them.
-        line: of a hostfile, with ``{name}`` and ``{slots}``.
+        environment: variables for `mpiexec -hostfile FILE` without further options.
+        options: options for the mpiexec of `parallel-sgd run`, with the same effect.
+        line: a line of a hostfile, with ``{name}`` and ``{slots}``.
     """
 
     environment: dict[str, str]
@@ -65,14 +65,14 @@ class MpiSettings:
 
 
 def mpi_settings(mpi: Mapping[str, Any], folder: Path) -> MpiSettings:
-    """For the MPI that mpi4py is bound to.
+    """Return the settings of the MPI that mpi4py is bound to.
 
     Args:
-        mpi: as `bound_mpi` says.
-        folder: with the agent; sessions of Open MPI's daemons go there too.
+        mpi: the MPI, from `bound_mpi`.
+        folder: the folder of the agent; also for sessions of Open MPI's daemons.
 
     Raises:
-        UserError: it is neither Open MPI 5 or later nor MPICH.
+        UserError: the MPI is neither Open MPI 5 or later nor MPICH.
     """
     vendor, version = mpi["vendor"], str(mpi["version"])
     agent = str(folder / "agent")

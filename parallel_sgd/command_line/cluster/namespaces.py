@@ -1,6 +1,6 @@
-"""Network namespaces and what is beside them, by name: making, removing, and what was left behind.
+"""Make and remove network namespaces and related leftovers, by name.
 
-All names begin with the process that made them, so that the next one can tell what nobody uses.
+All names begin with the id of the process. So a later process recognizes abandoned namespaces.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from ...errors import UserError
 from .hostfile import remove_written
 
-PREFIX = "psgd-hosts"  #: of all names: then the process that made them, then which it is
+PREFIX = "psgd-hosts"  #: of all names; then the process id, then the name of the host
 PROGRAMS = ("ip", "tc", "unshare", "hostname", "mount")
 
-#: A shell's line in a host's namespace, before its name and a command: the name, and shared memory
-#: of its own, which goes when the last process does, however it ends.
+#: A shell script for a host's namespace, called with the host's name and a command. Sets the name,
+#: and mounts shared memory for the host; the kernel removes it with the host's last process.
 SETUP = 'mount -t tmpfs none /dev/shm && hostname "$0" && exec "$@"'
 
 _KILLED_S = 5.0  #: how long processes may take to be gone
@@ -34,13 +34,13 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def names_of(pid: int, count: int) -> tuple[str, tuple[str, ...]]:
-    """The names of the switch and of the hosts that a process makes."""
+    """Return the names of the switch and of the hosts made by a process."""
     prefix = f"{PREFIX}-{pid}"
     return f"{prefix}-switch", tuple(f"{prefix}-{i}" for i in range(count))
 
 
 def require() -> None:
-    """Raise a UserError where this process may not make namespaces, or lacks programs for it."""
+    """Raise a UserError if this process may not make namespaces, or lacks programs to make them."""
     if os.geteuid() != 0:
         raise UserError("emulated hosts need root, which alone may make network namespaces")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -51,7 +51,7 @@ def require() -> None:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run one command; where it fails, raise a UserError with what it has said."""
+    """Run a command. Raise a UserError with its output if the command fails."""
     done = _run_quietly(command)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -59,12 +59,14 @@ def call(command: Sequence[str]) -> None:
 
 
 def remove(names: Iterable[str]) -> int:
-    """End what runs in those of these namespaces that are there, and remove them with their links;
-    how many processes were ended."""
+    """End all processes in these namespaces, and remove the namespaces with their links.
+
+    Missing namespaces are ignored. Return the number of ended processes.
+    """
     names, ended = list(names), set[str]()
     deadline = time.monotonic() + _KILLED_S
     while pids := {pid for name in names for pid in _output(["ip", "netns", "pids", name]).split()}:
-        ended |= pids  # once more: between the question and the end some have started others
+        ended |= pids  # repeat: meanwhile these may have started new processes
         for pid in pids:
             try:
                 os.kill(int(pid), signal.SIGKILL)
@@ -79,15 +81,15 @@ def remove(names: Iterable[str]) -> int:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove what processes that are gone have made: hosts, what runs there, hostfiles, folders.
+    """Remove everything made by ended processes: hosts, their processes, hostfiles, folders.
 
     Returns:
-        A line for each thing that was found.
+        A line for each thing found.
     """
     temporary = Path(tempfile.gettempdir())
     listed = _output(["ip", "netns", "list"]).splitlines()
     folders = [path.name for path in temporary.iterdir() if _is_owned_folder(path)]
-    # Only now: whoever has made some of that lives, or is gone.
+    # After the names: so each name's process either is listed here, or has ended.
     living = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     lines = [
         f"{name}, in which {remove([name])} processes ran" for name in leftovers(listed, living)
@@ -101,31 +103,34 @@ def remove_leftovers() -> list[str]:
 
 
 def _is_owned_folder(path: Path) -> bool:
-    """Whether this user has made it. Others may write there, too: what lies in their folders, or
-    where their links lead, says nothing to us."""
+    """Return True if a path is a folder of this user's.
+
+    Other users may write there, too: the content of their folders, and the targets of their links,
+    must not be trusted.
+    """
     try:
         facts = path.lstat()
-    except OSError:  # it is gone
+    except OSError:  # removed meanwhile
         return False
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
 
 
 def leftovers(names: Iterable[str], processes: set[int]) -> list[str]:
-    """Of some names, those that we give, and whose makers do not live; without what is behind."""
+    """Return those names that belong to ended processes, without their suffixes."""
     matches = [re.match(rf"{PREFIX}-(\d+)-\w+", name) for name in names]
     return [match.group() for match in matches if match and int(match.group(1)) not in processes]
 
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the body as Ctrl-C does: by an exception, so that it cleans up."""
+    """Make SIGTERM and SIGHUP end the body by an exception, like Ctrl-C, for an orderly cleanup."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     numbers = [number for number in _ENDS[1:] if signal.getsignal(number) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
-        numbers = []  # Python lets no other set a handler
+        numbers = []  # Python allows handlers only in the main thread
     for number in numbers:
         signal.signal(number, end)
     try:
@@ -137,7 +142,7 @@ def exit_on_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Keep the signals that end a program waiting until the body is done."""
+    """Block the signals to end a program until the body is done."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         yield

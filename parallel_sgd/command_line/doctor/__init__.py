@@ -1,11 +1,11 @@
-"""`parallel-sgd doctor`: is anything wrong with this cluster, and what is to be done about it?
+"""Check a cluster and advise on its problems: `parallel-sgd doctor`.
 
 ======================  =====================================================================
-`finding`               what a check says: a level, a line, what to do
-`facts`                 what a rank finds out about its host, and how fast that is
-`network`               what the ranks measure together: pairs of hosts, clocks
+`finding`               the result of a check: a level, a line, advice
+`facts`                 facts about a rank's host, and its speed
+`network`               measurements between ranks: pairs of hosts, clocks
 `checks`, `speed`       facts in, findings out: no measurement, no communication
-`ranks`                 what runs on the ranks
+`ranks`                 the program of the ranks
 `command`               the command
 ======================  =====================================================================
 """

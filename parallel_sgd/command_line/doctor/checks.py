@@ -1,4 +1,4 @@
-"""What facts come to: pure functions, facts in and findings out."""
+"""Turn facts into findings: pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .facts import Facts
 from .finding import Finding, Level, by_value, ok, shortened
 
 MB = 1e6
-SHM_LEAST, SHM_ENOUGH = 8 * MB, 32 * MB  #: bytes free for each rank of a host
+SHM_LEAST, SHM_ENOUGH = 8 * MB, 32 * MB  #: free bytes for each rank of a host
 SKEW_S = 0.5
-BUSY = 0.5  #: of a host's cores, that others may use
+BUSY = 0.5  #: share of a host's cores that other programs may use
 
 
 def mpi(vendor: str, version: str, mpiexecs: Sequence[Mpiexec], *, first_in_path: str | None
         ) -> list[Finding]:  # fmt: skip
-    """Whether an mpiexec fits mpi4py, and whether it is the one that a shell takes."""
+    """Look for an mpiexec of mpi4py's MPI, and compare it with the first mpiexec in PATH."""
     bound = f"mpi4py is bound to {vendor} {version}"
     fits = [m for m in mpiexecs if m.vendor is not None and same_mpi_family(m.vendor, vendor)]
     there = ", ".join(f"{m.path} ({m.vendor or 'of an unknown vendor'})" for m in mpiexecs)
@@ -49,7 +49,7 @@ def mpi(vendor: str, version: str, mpiexecs: Sequence[Mpiexec], *, first_in_path
 
 
 def versions(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether all hosts have the same."""
+    """Compare the versions on all hosts."""
     found: list[Finding] = []
     facts = _one_per_host(facts)
     for name in dict.fromkeys(name for fact in facts for name in fact.versions):
@@ -65,7 +65,7 @@ def versions(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def cores(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether ranks, and all their threads, have a core each."""
+    """Compare the number of threads of all ranks with the number of cores."""
     found, ranks = [], Counter(fact.host for fact in facts)
     for fact in _one_per_host(facts):
         rank_count, threads = ranks[fact.host], fact.threads or fact.cores
@@ -93,7 +93,7 @@ def cores(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def load(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether others use the hosts too."""
+    """Look for programs outside this job on the hosts."""
     busy = [fact for fact in _one_per_host(facts) if fact.load > max(BUSY, BUSY * fact.cores)]
     if not busy:
         return ok("load", "nobody else keeps the hosts busy")
@@ -111,7 +111,7 @@ def load(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def shared_memory(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether /dev/shm has room for MPI's segments."""
+    """Check /dev/shm for room for MPI's segments."""
     found, ranks = [], Counter(fact.host for fact in facts)
     advice = "mount -o remount,size=1g /dev/shm; in a container: --shm-size=1g, or --ipc=host"
     for fact in _one_per_host(facts):
@@ -130,10 +130,11 @@ def shared_memory(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
-    """Whether the hosts' clocks agree.
+    """Compare the clocks of the hosts.
 
     Args:
-        offsets: of each rank's clock from the first's, in seconds.
+        facts: the facts of each rank.
+        offsets: each rank's clock minus the first rank's, in seconds.
     """
     furthest = max(range(len(facts)), key=lambda k: abs(offsets[k]))
     if abs(offsets[furthest]) <= SKEW_S:
@@ -151,7 +152,7 @@ def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
 
 
 def names(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether hosts resolve their own names, to something that others can reach."""
+    """Check the resolution of hosts' own names to reachable addresses."""
     hosts = _one_per_host(facts)
     nameless = [fact.host for fact in hosts if not fact.addresses]
     loop = [
@@ -178,10 +179,11 @@ def names(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
-    """Whether it is clear by which network hosts talk.
+    """Check for an ambiguous network between hosts.
 
     Args:
-        chosen: what --interface says.
+        facts: the facts of each rank.
+        chosen: the option --interface, if given.
     """
     hosts = _one_per_host(facts)
     if chosen is not None:
@@ -205,7 +207,7 @@ def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
 
 
 def congestion(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether TCP finds out how fast to send in a way that suits exchanges."""
+    """Check TCP's congestion control: BBR slows exchanges down."""
     pairs = [(fact.host, fact.congestion_control or "unknown") for fact in _one_per_host(facts)]
     slow = [host for host, name in pairs if name.startswith("bbr")]
     if slow and len(pairs) > 1:
@@ -222,7 +224,7 @@ def congestion(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def limits(facts: Sequence[Facts]) -> list[Finding]:
-    """Whether ranks may open as many connections, and lock as much memory, as they need."""
+    """Check the limits on open connections and on locked memory."""
     found, needed = [], 2 * len(facts) + 256
     few = [fact for fact in _one_per_host(facts) if 0 <= fact.open_files < needed]
     if few:
@@ -250,5 +252,5 @@ def limits(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def _one_per_host(facts: Sequence[Facts]) -> list[Facts]:
-    """One for each host."""
+    """Return the facts of the first rank of each host."""
     return list({fact.host: fact for fact in reversed(facts)}.values())[::-1]

@@ -1,4 +1,4 @@
-"""`parallel-sgd doctor`: check this machine or a cluster, and say what is to be done."""
+"""Check this machine or a cluster, and advise on its problems: `parallel-sgd doctor`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from . import checks
 from .finding import Finding
 from .ranks import examine_ranks
 
-DEFAULT_RANKS = 2  #: where nothing says how many
-DEFAULT_TIMEOUT_S = 300.0  #: of everything that the ranks do, if not given
+DEFAULT_RANKS = 2  #: ranks to start if no number is given
+DEFAULT_TIMEOUT_S = 300.0  #: limit for all the ranks' work, if not given
 
 _LABELS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd doctor`: returns 1 where there is a problem, else 0.
+    """Run `parallel-sgd doctor`. Return 1 if there is a problem, else 0.
 
     Raises:
         UserError: an argument is wrong.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_without_launcher(given: argparse.Namespace) -> dict[str, Any]:
-    """What can be seen without ranks, and then what ranks see."""
+    """Check this machine, then start ranks for the remaining checks. Return all findings."""
     findings = _check_mpi()
     measured: dict[str, Any] = {"findings": [], "ranks": [], "pairs": []}
     if all(one.level != "problem" for one in findings):
@@ -79,7 +79,7 @@ def _check_mpi() -> list[Finding]:
 
 
 def _run_ranks(given: argparse.Namespace) -> dict[str, Any]:
-    """What ranks that are started now have found."""
+    """Start ranks, and return their findings and measurements."""
     allocated, ranks, options = allocation(os.environ), given.ranks, []
     if given.hostfile is not None:
         slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
@@ -112,7 +112,7 @@ def _run_ranks(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Findings as lines, the worst last, below a table of the pairs of hosts."""
+    """Return findings as lines, the worst last, below a table of the pairs of hosts."""
     lines = []
     if found["pairs"]:
         width = max(len(host) for pair in found["pairs"] for host in pair["hosts"])

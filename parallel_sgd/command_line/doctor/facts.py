@@ -1,4 +1,4 @@
-"""What a rank finds out about its host."""
+"""Collect facts about a rank's host."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ from ...launcher.interfaces import interfaces
 from ...launcher.mpiexec import bound_mpi
 from ...version import __version__
 
-ROUNDS = 7  #: of a measurement, of which the best counts
+ROUNDS = 7  #: repetitions of a measurement; the best counts
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one rank, and its host.
+    """Facts about a rank and its host.
 
     Attributes:
-        versions: of what should be the same everywhere, by name.
-        threads: that this rank's libraries start, by the environment; None: one for each core.
-        load: processes that wanted a core in the last minute, this job's start included.
-        shared_memory: bytes of /dev/shm, and how many of them are free; None: it has none.
-        addresses: of its own name; none where the name does not resolve.
-        networks: its interfaces that are up and no loopback, with their networks.
-        congestion_control: by what TCP finds out how fast to send; "" where it is not told.
-        open_files, locked_memory: limits of this process (-1: none); bytes of memory.
-        rdma: whether it has adapters that lock memory.
-        axpy, product: bytes and operations a second, of a host's first rank; 0 for the others.
+        host: the name of the host.
+        versions: version by name, for software that should be the same on all hosts.
+        cores: the number of cores usable by this rank.
+        threads: the number of threads of this rank's libraries, from the environment; None: one for
+            each core.
+        load: mean number of processes running or waiting for a core in the last minute, including
+            this job's start.
+        shared_memory: size and free space of /dev/shm, in bytes; None if absent.
+        addresses: the addresses of the host's own name; empty if the name does not resolve.
+        networks: the interfaces in use except loopbacks, with their networks.
+        congestion_control: the congestion control of TCP; "" if unknown.
+        open_files, locked_memory: limits of this process (-1: none); locked memory in bytes.
+        rdma: True if the host has RDMA adapters, and so needs locked memory.
+        axpy, product: bytes and operations per second, on the first rank of a host; else 0.
     """
 
     host: str
@@ -56,15 +60,15 @@ class Facts:
 
 
 def collect_facts(host: str, *, measures: bool) -> Facts:
-    """This rank's. Local. Cost: some tenths of a second where it measures.
+    """Collect the facts of this rank. Local. Cost: some tenths of a second if it measures.
 
     Args:
-        host: its name, as the ranks compare it.
-        measures: whether it is the first of its host, which finds out how fast that is, and what
-            is installed.
+        host: the name of the host, as compared between ranks.
+        measures: True on the first rank of a host: also measure the host's speed, and read the
+            versions.
 
     Raises:
-        UserError: mpi4py finds no MPI library in a process of its own.
+        UserError: mpi4py finds no MPI library in a separate process.
     """
     return Facts(
         host=host,
@@ -98,7 +102,7 @@ def _versions() -> dict[str, str]:
 
 
 def _threads() -> int | None:
-    """The largest number that a library is told."""
+    """Return the largest number of threads set for a library, or None."""
     names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     given = [int(value) for value in map(os.environ.get, names) if value and value.isdecimal()]
     return max(given, default=None)
@@ -128,13 +132,13 @@ def _text(path: str) -> str:
 
 
 def _axpy() -> float:
-    """Bytes a second of x += y, in arrays that no cache holds."""
+    """Return the bytes per second of x += y, with arrays too large for any cache."""
     x, y = np.zeros(8 << 20, np.float32), np.ones(8 << 20, np.float32)
     return 3 * x.nbytes / _best_s(lambda: np.add(x, y, out=x))
 
 
 def _product() -> float:
-    """Floating-point operations a second of a product of matrices."""
+    """Return the floating-point operations per second of a matrix product."""
     a = np.ones((512, 512), np.float32)
     out = np.empty_like(a)
     return 2 * 512**3 / _best_s(lambda: np.matmul(a, a, out=out))

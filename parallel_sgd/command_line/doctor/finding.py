@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The result of a check of `parallel-sgd doctor`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says.
+    """The result of a check.
 
     Attributes:
-        check: its name, one word.
-        level: "ok"; "warning": it may be slow, or surprise; "problem": it is wrong.
-        says: one line.
-        advice: what to do about it, one line; nothing where it is ok.
+        check: the name of the check, a single word.
+        level: "ok"; "warning": possibly slow or surprising; "problem": wrong.
+        says: the result, in one line.
+        advice: the remedy, in one line; "" if the level is "ok".
     """
 
     check: str
@@ -31,7 +31,7 @@ def ok(check: str, says: str) -> list[Finding]:
 
 
 def by_value(values: Mapping[str, object] | Sequence[tuple[str, object]]) -> str:
-    """Hosts and their values in words: "2.4.1 on a, b; 2.3.0 on c"."""
+    """Return hosts grouped by their values, in words: "2.4.1 on a, b; 2.3.0 on c"."""
     pairs = values.items() if isinstance(values, Mapping) else values
     hosts: dict[object, list[str]] = {}
     for host, value in pairs:
@@ -40,7 +40,7 @@ def by_value(values: Mapping[str, object] | Sequence[tuple[str, object]]) -> str
 
 
 def shortened(names: Sequence[str], most: int = 4) -> str:
-    """Some names, and how many more."""
+    """Return the first names, and the number of further names, in words."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

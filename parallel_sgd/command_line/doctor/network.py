@@ -1,4 +1,4 @@
-"""How fast each pair of hosts exchanges, and how far their clocks are apart."""
+"""Measure the exchange rate between each pair of hosts, and the offsets of their clocks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from ...communication import Communicator
 from ...communication.messages import PIECE_BYTES
 
-WARM_UP, SMALLEST, LARGEST = 1 << 19, 1 << 20, 1 << 25  #: bytes of a message
-ENOUGH_S = 0.05  #: a message that takes so long says enough
-ROUNDS, TRIES = 20, 3  #: of a message of a few bytes, and of one that is timed
+WARM_UP, SMALLEST, LARGEST = 1 << 19, 1 << 20, 1 << 25  #: bytes of the messages
+ENOUGH_S = 0.05  #: a message this long is measured well enough
+ROUNDS, TRIES = 20, 3  #: repetitions of a small message, and of a timed message
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What two hosts have measured, while other pairs did the same.
+    """The measurement between two hosts, taken at the same time as that of further pairs.
 
     Attributes:
-        hosts: their names.
-        bytes_per_s: from the first to the second, and back.
-        latency_s: of a message of a few bytes, one way.
+        hosts: the names of the two hosts.
+        bytes_per_s: rates from the first host to the second, and back.
+        latency_s: one-way time of a small message.
     """
 
     hosts: tuple[str, str]
@@ -32,14 +32,14 @@ class Pair:
 
 
 def rounds_of_pairs(count: int) -> list[list[tuple[int, int]]]:
-    """Every two of so many, in rounds in each of which each has one partner at most.
+    """Return all pairs of `count` members in rounds. In a round no member is in two pairs.
 
     Example::
 
         >>> rounds_of_pairs(4)
         [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
     """
-    places = list(range(count + count % 2))  # one that is not there makes an odd count even
+    places = list(range(count + count % 2))  # an absent member makes an odd count even
     rounds = []
     for _ in range(len(places) - 1):
         half = len(places) // 2
@@ -50,12 +50,13 @@ def rounds_of_pairs(count: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
-    """Every pair of hosts, by their first ranks; pairs of one round do not share a host.
+    """Measure every pair of hosts, by their first ranks. Pairs of the same round share no host.
 
     Args:
-        hosts: of each rank.
+        comm: the ranks.
+        hosts: the host of each rank.
 
-    Collective; the same on all ranks. Cost: some tenths of a second for each host.
+    Collective; the same result on all ranks. Cost: some tenths of a second for each host.
     """
     names = list(dict.fromkeys(hosts))
     first_ranks = [list(hosts).index(name) for name in names]
@@ -79,17 +80,17 @@ def measure_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
 
 
 class Link:
-    """This rank's side of a measurement between two. Both call the same methods, one of them as
-    the one that asks or sends.
+    """This rank's side of a measurement between two ranks.
 
-    No wait is longer than the communicator's `timeout_s`.
+    Both ranks call the same methods: one as the asking or sending side, the other as its peer. No
+    wait is longer than the communicator's `timeout_s`.
     """
 
     def __init__(self, comm: Communicator, peer: int) -> None:
         self._messages, self._peer = comm.messages(), peer
 
     def latency_s(self, *, asks: bool) -> float:
-        """Half of the quickest way there and back."""
+        """Return half of the shortest round-trip time, in seconds."""
         quickest = np.inf
         for _ in range(ROUNDS):
             begin = time.perf_counter()
@@ -98,17 +99,20 @@ class Link:
         return float(quickest / 2)
 
     def rate(self, *, sends: bool) -> float:
-        """Bytes a second from the one that sends, the best of some; the same on both sides."""
-        self._timed(WARM_UP, sends)  # what a link takes at once after a rest
+        """Return the bytes per second from the sending side; the same on both sides.
+
+        The best of `TRIES` counts for each size of message.
+        """
+        self._timed(WARM_UP, sends)  # use up the burst that an idle link accepts at once
         nbytes = SMALLEST
-        while True:  # a rank that has no core for a moment makes a link look slow
+        while True:  # several tries: a rank without a core for a moment makes a link look slow
             seconds = min(self._timed(nbytes, sends) for _ in range(TRIES))
             if seconds >= ENOUGH_S or nbytes >= LARGEST:
                 return nbytes / max(seconds, 1e-9)
             nbytes *= 4
 
     def _timed(self, nbytes: int, sends: bool) -> float:
-        """Seconds as the one that sends has measured them, until the other has all."""
+        """Return the seconds measured by the sending side until its peer has all bytes."""
         data = np.zeros(nbytes, np.uint8)
         begin = time.perf_counter()
         self._move(data, sends)
@@ -135,9 +139,9 @@ class Link:
 
 
 def clock_offsets(comm: Communicator) -> list[float]:
-    """How far each rank's clock is ahead of the first's, in seconds, to within a barrier's length.
+    """Return each rank's clock minus the first rank's, in seconds, to within the time of a barrier.
 
-    Collective; the same on all ranks.
+    Collective; the same result on all ranks.
     """
     best: list[float] | None = None
     shortest = np.inf

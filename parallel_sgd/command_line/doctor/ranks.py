@@ -1,4 +1,4 @@
-"""What the ranks do for `parallel-sgd doctor`: run by it as a module, or by srun."""
+"""Run the rank's part of `parallel-sgd doctor`: started by the doctor as a module, or by srun."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .facts import Facts, collect_facts
 from .finding import Finding
 from .network import Pair, clock_offsets, measure_pairs
 
-TIMEOUT_S = 60.0  #: of one wait for another rank
+TIMEOUT_S = 60.0  #: limit of each wait for a rank
 
 
 def examine_ranks() -> dict[str, Any]:
-    """What the ranks have found, the same on all: findings, and what has been measured.
+    """Return the findings and measurements of all ranks; the same on every rank.
 
     Collective. Cost: some tenths of a second for each host.
     """
     comm = Communicator.world(timeout_s=TIMEOUT_S)
     hosts = comm.hosts
     measures = comm.local_rank == 0
-    comm.barrier()  # nobody measures while others still start
+    comm.barrier()  # no rank measures while some still start
     local = comm.together(lambda: collect_facts(comm.host, measures=measures))
     facts = [Facts(**values) for values in comm.allgather_object(vars(local))]
     offsets = clock_offsets(comm)
@@ -42,7 +42,13 @@ def examine_ranks() -> dict[str, Any]:
 def run_checks(
     facts: Sequence[Facts], offsets: Sequence[float], pairs: Sequence[Pair]
 ) -> list[Finding]:
-    """Every check of what ranks have found out. Local."""
+    """Return the findings of all checks. Local.
+
+    Args:
+        facts: the facts of each rank.
+        offsets: each rank's clock minus the first rank's, in seconds.
+        pairs: the measurements between hosts.
+    """
     return [
         *checks.versions(facts),
         *checks.cores(facts),

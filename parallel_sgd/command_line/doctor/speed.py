@@ -1,4 +1,4 @@
-"""Slow hosts and slow links: those that all the others wait for."""
+"""Find slow hosts and slow links: all remaining ranks wait for these."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from .facts import Facts
 from .finding import Finding, Level, ok
 from .network import Pair
 
-SLOWER, MUCH_SLOWER = 1.5, 2.5  #: times as slow as the median: a warning, a problem
-LATENCY, LATENCY_S = 3.0, 2e-4  #: times the median's latency, and by so much
+SLOWER, MUCH_SLOWER = 1.5, 2.5  #: factors below the median: a warning, a problem
+LATENCY, LATENCY_S = 3.0, 2e-4  #: warn above both this factor and this excess over the median
 
 
 def hosts(facts: Sequence[Facts]) -> list[Finding]:
-    """Each host's memory and arithmetic beside the median of all."""
-    measured = [one for one in facts if one.axpy > 0]
+    """Compare each host's memory and arithmetic speed with the median."""
+    measured = [fact for fact in facts if fact.axpy > 0]
     what = {"axpy": ("memory", 1e9, "GB/s"), "product": ("matrix products", 1e9, "GFLOP/s")}
     found, said = [], []
     for name, (label, unit, symbol) in what.items():
-        usual = median(getattr(one, name) for one in measured)
-        said.append(f"{label} {usual / unit:.1f} {symbol}")
-        for one in measured:
-            speed = getattr(one, name)
-            level = _level(usual, speed)
+        typical = median(getattr(fact, name) for fact in measured)
+        said.append(f"{label} {typical / unit:.1f} {symbol}")
+        for fact in measured:
+            speed = getattr(fact, name)
+            level = _level(typical, speed)
             if level != "ok":
                 found.append(
                     Finding(
                         "hosts",
                         level,
-                        f"{one.host} is slow: {label} {speed / unit:.1f} {symbol}, the median has "
-                        f"{usual / unit:.1f}",
+                        f"{fact.host} is slow: {label} {speed / unit:.1f} {symbol}, the median has "
+                        f"{typical / unit:.1f}",
                         "look for other programs (top), heat (dmesg), a power-saving governor; or "
                         "leave it out",
                     )
@@ -39,62 +39,64 @@ def hosts(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def links(pairs: Sequence[Pair]) -> list[Finding]:
-    """Each host's link beside the median of all, each way by itself, and each way between two hosts
-    beside their links.
+    """Compare each host's link with the median, and each path between hosts with their links.
 
-    A host sends, and receives, as fast as it does with its best partner: so one whose link is slow
-    does not make others look so.
+    Each direction is judged by itself. A host's rates of sending and receiving are those with its
+    best partner, so a host with a slow link does not make its partners look slow.
     """
     if not pairs:
         return ok("links", "one host: there are none")
     ways = [(*pair.hosts, pair.bytes_per_s[0]) for pair in pairs]
     ways += [(*pair.hosts[::-1], pair.bytes_per_s[1]) for pair in pairs]
     names = sorted({host for pair in pairs for host in pair.hosts})
-    sends = {name: max(rate for one, _, rate in ways if one == name) for name in names}
-    receives = {name: max(rate for _, other, rate in ways if other == name) for name in names}
+    sends = {name: max(rate for source, _, rate in ways if source == name) for name in names}
+    receives = {name: max(rate for _, target, rate in ways if target == name) for name in names}
     found = []
     if len(names) > 2:
-        usual = median([*sends.values(), *receives.values()])
+        typical = median([*sends.values(), *receives.values()])
         for does, rates in (("sends", sends), ("receives", receives)):
-            found += [_slow_host(name, does, rate, usual) for name, rate in rates.items()]
-    else:  # nobody can tell which of two it is
-        usual = max(rate for *_, rate in ways)
-        sends = receives = dict.fromkeys(names, usual)
-    for one, other, rate in ways:
-        found.append(_slow_way(one, other, rate, min(sends[one], receives[other], usual)))
-    few = median(pair.latency_s for pair in pairs)
+            found += [_slow_host(name, does, rate, typical) for name, rate in rates.items()]
+    else:  # with two hosts the slow one is unknown
+        typical = max(rate for *_, rate in ways)
+        sends = receives = dict.fromkeys(names, typical)
+    for source, target, rate in ways:
+        found.append(_slow_way(source, target, rate, min(sends[source], receives[target], typical)))
+    typical_s = median(pair.latency_s for pair in pairs)
     for pair in pairs:
-        if pair.latency_s > max(LATENCY * few, few + LATENCY_S):
-            one, other = pair.hosts
-            says = f"between {one} and {other}: {pair.latency_s * 1e6:,.0f} us one way, the median "
+        if pair.latency_s > max(LATENCY * typical_s, typical_s + LATENCY_S):
+            first, second = pair.hosts
+            says = (
+                f"between {first} and {second}: {pair.latency_s * 1e6:,.0f} us one way, the median "
+            )
             advice = "look for a longer way (traceroute), or a busy host"
-            found.append(Finding("links", "warning", f"{says}has {few * 1e6:,.0f}", advice))
-    return [one for one in found if one.level != "ok"] or ok(
+            found.append(Finding("links", "warning", f"{says}has {typical_s * 1e6:,.0f}", advice))
+    return [finding for finding in found if finding.level != "ok"] or ok(
         "links",
-        f"{usual / 1e6:,.0f} MB/s and {few * 1e6:,.0f} us, median of {len(pairs)} "
+        f"{typical / 1e6:,.0f} MB/s and {typical_s * 1e6:,.0f} us, median of {len(pairs)} "
         f"pair{'s' * (len(pairs) > 1)} of hosts",
     )
 
 
-def _slow_host(name: str, does: str, rate: float, usual: float) -> Finding:
+def _slow_host(name: str, does: str, rate: float, typical: float) -> Finding:
     return Finding(
         "links",
-        _level(usual, rate),
-        f"{name} {does} slowly: {rate / 1e6:,.0f} MB/s, the median has {usual / 1e6:,.0f}",
+        _level(typical, rate),
+        f"{name} {does} slowly: {rate / 1e6:,.0f} MB/s, the median has {typical / 1e6:,.0f}",
         "look at its cable, port and driver (ethtool, tc), and at the switch; or leave it out",
     )
 
 
-def _slow_way(one: str, other: str, rate: float, expected: float) -> Finding:
+def _slow_way(source: str, target: str, rate: float, expected: float) -> Finding:
     return Finding(
         "links",
         _level(expected, rate),
-        f"from {one} to {other} it is {rate / 1e6:,.0f} MB/s, and {expected / 1e6:,.0f} could be",
+        f"from {source} to {target} it is {rate / 1e6:,.0f} MB/s, and {expected / 1e6:,.0f} "
+        "could be",
         "look at the way between them: a switch, a cable to it, a full trunk, a limit (tc)",
     )
 
 
-def _level(usual: float, speed: float) -> Level:
-    if speed * MUCH_SLOWER < usual:
+def _level(typical: float, speed: float) -> Level:
+    if speed * MUCH_SLOWER < typical:
         return "problem"
-    return "warning" if speed * SLOWER < usual else "ok"
+    return "warning" if speed * SLOWER < typical else "ok"

@@ -1,4 +1,4 @@
-"""`parallel-sgd train`, and what train.py runs: train a model on data, on all ranks."""
+"""Train a model on data, on all ranks: `parallel-sgd train` and train.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the arguments say. Collective over all ranks that were started."""
-    from .command import main  # and with it NumPy, the algorithms and the data
+    """Train according to the arguments. Collective over all ranks that were started."""
+    from .command import main  # imports NumPy, the algorithms and the data
 
     return main(argv)

@@ -1,4 +1,4 @@
-"""The arguments of train.py: read, from a file too, checked, and written as one."""
+"""Read and check the arguments of train.py, also from a file, and write them as a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .data import require_data_options
 from .model import require_model_options
 from .options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
 
-#: Options that are paths, and of what.
+#: Options that are paths, and the kind of each.
 PATHS = {
     "config": "TOML file",
     "data": "file",
@@ -40,7 +40,14 @@ ADJUSTMENTS = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": A
 
 
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
-    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
+    """Read options, algorithm and optimizer. Local.
+
+    Args:
+        argv: the arguments; None: those of this process.
+
+    Raises:
+        UserError: an argument is wrong.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     path, from_line = _file_and_line(given)
     options = _parser_for(from_line).parse_args(from_line)
@@ -69,7 +76,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
     _require_other_folder(options)
-    adjustment_rules(options)  # refuses what is not possible
+    adjustment_rules(options)  # raises for impossible combinations
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
     outer = getattr(algorithm, "outer", None)
@@ -81,20 +88,23 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
 
 
 def _file_and_line(given: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The file of options, which comes first, and the rest of the command line."""
+    """Split the arguments into the file of options, if any, and the rest of the command line."""
     if not given or given[0].startswith("-"):
         return None, list(given)
     return checked_path("config", path_given("config", given[0]), PATHS["config"]), [*given[1:]]
 
 
 def _config_of_run(resume: str) -> Path | None:
-    """The options of the run that is to be resumed, as a file; None where it has left none."""
+    """Return the file of options of the run to resume, or None if the run has none."""
     run = run_of(path_given("resume", resume))
     return Path(run, CONFIG) if run is not None and Path(run, CONFIG).is_file() else None
 
 
 def run_of(path: str | None) -> str | None:
-    """The folder of the run that a path, of its checkpoints or one of them, is in, if any."""
+    """Return the folder of the run that a path belongs to, or None.
+
+    The path is the run's folder, the folder of its checkpoints, or a checkpoint.
+    """
     if path is None:
         return None
     folders = (Path(path), Path(path).parent, Path(path).parent.parent)
@@ -102,7 +112,7 @@ def run_of(path: str | None) -> str | None:
 
 
 def _require_other_folder(options: argparse.Namespace) -> None:
-    """See that a run that goes on in its own folder is not told to begin there."""
+    """Raise a UserError if --output names the run that --resume continues in its own folder."""
     if options.output is None or options.resume is None:
         return
     run = run_of(options.resume)
@@ -114,13 +124,13 @@ def _require_other_folder(options: argparse.Namespace) -> None:
 
 
 def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser that shows the options of the algorithm and the optimizer that are chosen."""
+    """Return a parser with the help of the chosen algorithm and optimizer."""
     choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_choices(choices)
     try:
         chosen, _ = choices.parse_known_args(arguments)
         return parser(chosen.algorithm, chosen.optimizer)
-    except argparse.ArgumentError:  # of which the whole parser tells
+    except argparse.ArgumentError:  # the full parser reports the error
         return parser()
 
 
@@ -132,10 +142,11 @@ def described_as_config(
     heading: Sequence[str] = (),
     whole: bool = False,
 ) -> str:
-    """The options as a file that gives the same run again. Local.
+    """Return the options as a file that gives the same run again. Local.
 
     Args:
-        heading, whole: as for `config_text`.
+        options, algorithm, optimizer: the options, from `read`.
+        heading, whole: see `config_text`.
     """
     adjusted = {
         name: value
@@ -143,14 +154,14 @@ def described_as_config(
         for name, value in values_of(rule).items()
     }
     values = {**values_of(algorithm), **values_of(optimizer), **adjusted, **vars(options)}
-    if options.distributed_after_epochs is not None:  # else it would be given twice
+    if options.distributed_after_epochs is not None:  # else the warm start would be given twice
         values["distributed_after"] = None
     shown_parser = parser(options.algorithm, options.optimizer)
     return config_text(shown_parser, values, heading=heading, whole=whole)
 
 
 def adjustment_rules(options: argparse.Namespace) -> dict[str, Any]:
-    """The rules that adjust training, of those that were asked for, by name. Local."""
+    """Return the requested rules for adjusting training, by name. Local."""
     rules = {
         name: build(name, {name: kind}, options)
         for name, kind in ADJUSTMENTS.items()
@@ -160,7 +171,10 @@ def adjustment_rules(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _require_use(options: argparse.Namespace) -> None:
-    """See that no option was given in vain; those of algorithm and optimizer see to theirs."""
+    """Raise a UserError if an option has no effect.
+
+    Algorithm and optimizer check their own options.
+    """
     saves = options.checkpoint_every > 0 or options.checkpoint_every_s is not None
     cuda = options.device == "cuda"
     require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")

@@ -1,4 +1,4 @@
-"""`parallel-sgd train`, and what train.py runs: train a model on data, on all ranks."""
+"""Train a model on data, on all ranks: `parallel-sgd train` and train.py."""
 
 from __future__ import annotations
 
@@ -55,11 +55,14 @@ from .reporting import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line says. Collective over all ranks that were started."""
+    """Train according to the command line, and return 0.
+
+    Collective over all ranks that were started.
+    """
     with abort_on_error():
         try:
             options, algorithm, optimizer = read(argv)
-        except UserError as error:  # said by every rank before the first one ends the job
+        except UserError as error:  # all ranks print it before the first rank ends the job
             Communicator.world().raise_together(str(error))
             raise
         comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
@@ -73,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train_on(
     options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
 ) -> None:
-    """Train as the options say, on the ranks of `comm`. Collective; changes `options`."""
+    """Train according to the options, on the ranks of `comm`. Collective; changes `options`."""
     comm.require_agreement({"algorithm": options.algorithm})
     comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
     workers = algorithm.roles.workers(comm)
-    is_reporter = comm.rank == workers[0]  # which writes and reports
+    is_reporter = comm.rank == workers[0]
 
     def prepare() -> TrainingData:
         if options.device == "cuda":
@@ -88,7 +91,7 @@ def train_on(
         if is_reporter and options.tensorboard:
             require_tensorboard()
         data = read_data(options)
-        make_model(options, data)  # refuses options that do not fit
+        make_model(options, data)  # raises for options that do not fit
         return data
 
     asked = copy.copy(options)
@@ -106,7 +109,7 @@ def train_on(
     data = standardized(data, options, run_of(options.resume), comm)
     options.standardize = asked.standardize = data.standardization is not None
     output = options.output or resumed or _new_output()
-    output = comm.allgather_object(output)[workers[0]]  # one time for all
+    output = comm.allgather_object(output)[workers[0]]  # the same folder on all ranks
     options.output = output
     ranks = ranks_in_words(comm.size, len(workers))
     folder = RunFolder(
@@ -146,7 +149,8 @@ def train_on(
             history = parallel.run()
         except SharedError as error:
             raise _with_hint(error, options, data, learner.samples) from None
-        is_reporter = comm.rank == learner.group.workers[0]  # another one, where the first has died
+        # A different rank reports if the first worker has failed.
+        is_reporter = comm.rank == learner.group.workers[0]
     ranks += failures_in_words(len(comm.failed_ranks))
     serial = None
     if is_reporter and options.compare_serial:
@@ -206,7 +210,7 @@ def _session(
 def _train_serially(
     options: argparse.Namespace, data: TrainingData, optimizer: Optimizer
 ) -> list[Progress]:
-    """The same on this rank alone, in full precision."""
+    """Train the same model on this rank alone, in full precision."""
     model, comm = make_model(options, data), Communicator.single()
     with model.learner(optimizer, ALGORITHMS["data-parallel"](), comm, options) as learner:
         return _session(options, data, model, learner, None, None).run()
@@ -220,7 +224,7 @@ def _described(
     ranks: int,
     workers: int,
 ) -> dict[str, Any]:
-    """What options.json holds."""
+    """Return the content of options.json."""
     kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values(), *ADJUSTMENTS.values()]
     described_below = {option.name for kind in kinds for option in all_options(kind)}
     return {
@@ -253,7 +257,7 @@ def _checkpoints(options: argparse.Namespace, output: str) -> CheckpointConfig:
 
 
 def _minibatches(options: argparse.Namespace, samples: int) -> int:
-    """How many minibatches the run has, as they were asked for."""
+    """Return the number of minibatches of the run, by the requested sizes."""
     count = 0
     for epoch in range(options.epochs):
         seen = 0
@@ -264,7 +268,7 @@ def _minibatches(options: argparse.Namespace, samples: int) -> int:
 
 
 def _new_output() -> str:
-    """Return runs/<job or time>; with a number where a run began in the same second. Local."""
+    """Return runs/<job>, or runs/<time> with a number added if that folder exists. Local."""
     if job := job_name():
         return f"runs/{job}"
     path = time.strftime("runs/%Y-%m-%d-%H%M%S")
@@ -273,7 +277,7 @@ def _new_output() -> str:
 
 
 def _after_epochs(algorithm: Algorithm[Any], epochs: int, samples: int) -> Algorithm[Any]:
-    """The algorithm, which begins after so many epochs."""
+    """Return the algorithm with a warm start of this many epochs."""
     if epochs < 1:
         raise UserError(f"distributed_after_epochs={epochs} must be at least 1")
     if algorithm.distributed_after:
@@ -290,7 +294,11 @@ def _after_epochs(algorithm: Algorithm[Any], epochs: int, samples: int) -> Algor
 
 
 def _resumed_run(options: argparse.Namespace) -> str | None:
-    """The run's folder that --resume means, without --output; raises a UserError for none."""
+    """Return the run's folder meant by --resume without --output, or None without --resume.
+
+    Raises:
+        UserError: --resume is not in a run's folder.
+    """
     if options.resume is None or options.output:
         return None
     run = run_of(options.resume)
@@ -300,7 +308,7 @@ def _resumed_run(options: argparse.Namespace) -> str | None:
 
 
 def _lost_before_checkpoint(run: str | None, resume: str | None) -> bool:
-    """Whether a run that goes on in its own folder was lost before its first checkpoint."""
+    """Return True if a run resumed in its own folder was lost before its first checkpoint."""
     if run is None or resume is None:
         return False
     folder = Path(run, CHECKPOINTS)
@@ -310,7 +318,7 @@ def _lost_before_checkpoint(run: str | None, resume: str | None) -> bool:
 def _with_hint(
     error: SharedError, options: argparse.Namespace, data: TrainingData, samples: int
 ) -> SharedError:
-    """The error of a run; of one that diverges in its first epoch it names --standardize, too."""
+    """Return the error, with a hint at --standardize if training diverged in its first epoch."""
     standardizes = data.standardization is not None or kind_of_model(options) == "bytes"
     if SMALLER_RATE not in str(error) or standardizes or samples > len(data.train):
         return error
@@ -319,7 +327,7 @@ def _with_hint(
 
 
 def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
-    """See that `parallel-sgd run --servers` is heeded."""
+    """Raise a UserError if the algorithm ignores the servers of `parallel-sgd run --servers`."""
     requested = requested_servers()
     if requested is None:
         return

@@ -1,4 +1,7 @@
-"""A TOML file in place of options: read, checked by the options' own parser, and written."""
+"""Read, check and write a TOML file of options for train.py.
+
+The options are checked by their own parser.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,37 @@ from ...schedules import Cosine, Linear, Steps, WarmUp
 from ...validation import line_of, shown
 from .options import DEFAULT_LR
 
-COMMAND_LINE_ONLY = {"help", "version", "config", "print_config"}  #: of the command line alone
-MAX_DOTS = 10_000  #: in a file; with so many a file is read within half a second
-RUN_ONLY = {"output", "resume"}  #: are left out of the file that gives a run again
+#: Options for the command line only.
+COMMAND_LINE_ONLY = {"help", "version", "config", "print_config"}
+MAX_DOTS = 10_000  #: in a file; a file with this many is read within half a second
+RUN_ONLY = {"output", "resume"}  #: not written to the file that gives a run again
 
 
 def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]:
-    """What a file asks for, as arguments of the command line.
+    """Return a file's options as arguments of the command line.
 
     Args:
-        parser: with all options; a key of the file is the name of one, with - or _.
+        path: the file.
+        parser: a parser with all options. A key of the file is the name of an option, with - or _.
+
     Raises:
-        UserError: there is no such file, it is no TOML, or has a key that is no option, or a value
-            of a kind that no option takes.
+        UserError: the file is missing or no TOML, a key is not an option, or a value has a kind not
+            taken by any option.
 
     Local.
     """
-    data = content_of(str(path), path).removeprefix(BOM_UTF8)  # as some editors write it
-    if data.count(b".") > MAX_DOTS:  # tomllib takes time by the square of those in a name
+    data = content_of(str(path), path).removeprefix(BOM_UTF8)  # written by some editors
+    if data.count(b".") > MAX_DOTS:  # tomllib's time grows with the square of the dots in a name
         raise UserError(f"{path} is not a file of options: it has more than {MAX_DOTS} dots")
     try:
         content = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
-    except ValueError:  # of `int`
+    except ValueError:  # from `int`
         raise UserError(f"{path}: a number in it must have fewer digits") from None
     actions = {action.dest: action for action in settable(parser)}
     arguments: list[str] = []
-    keys: dict[str, str] = {}  # by the names of their options
+    keys: dict[str, str] = {}  # by the name of the option
     for key, value in content.items():
         name = key.replace("-", "_")
         if keys.setdefault(name, key) != key:
@@ -70,14 +76,17 @@ def drop_unchosen_defaults(
     line: argparse.Namespace,
     choices: Mapping[str, Mapping[str, type]],
 ) -> None:
-    """Where the command line chooses another algorithm or optimizer than a file, leave out what the
-    file has of its own choice alone, and as it is by default: a run's folder has a file of all
-    options. Of the two learning rates the command line's goes before the file's.
+    """Drop a file's options for an algorithm or optimizer replaced on the command line.
+
+    A run's folder has a file with all options. If the command line chooses another algorithm or
+    optimizer, drop the options known only to the file's choice, as far as they have their default
+    values. Drop the default learning rate of the file's optimizer, too. A learning rate on the
+    command line replaces either learning rate of the file.
 
     Args:
-        options: of both; changed.
-        file, line: of each alone.
-        choices: what may be chosen, by the name of the option that does.
+        options: the options from both; changed.
+        file, line: the options from the file alone, and from the command line alone.
+        choices: the classes to choose from, by the name of the choosing option.
 
     Local.
     """
@@ -105,19 +114,23 @@ def drop_unchosen_defaults(
 
 
 def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The options that a file may have, in the parser's order. Local."""
+    """Yield the options allowed in a file, in the parser's order. Local."""
     for action in parser._actions:
         if action.option_strings and action.dest not in COMMAND_LINE_ONLY:
             yield action
 
 
 def _arguments(action: argparse.Action, value: Any) -> list[str]:
-    """The arguments that give an option this value; a TypeError says what it must be."""
+    """Return the arguments that set an option to this value.
+
+    Raises:
+        TypeError: the value has the wrong kind; the message names the right kind.
+    """
     flag, *other = action.option_strings
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise TypeError("true or false")
-        return [flag] if value else other[:1]  # --no-x, where there is one
+        return [flag] if value else other[:1]  # --no-x, if the option has it
     if isinstance(value, list | dict) and action.nargs == "+":
         several = value if isinstance(value, list) else [_pair(*item) for item in value.items()]
         return [flag, *map(_text, several)]
@@ -149,13 +162,14 @@ def config_text(
     heading: Sequence[str] = (),
     whole: bool = False,
 ) -> str:
-    """A file of options.
+    """Return a file of options.
 
     Args:
-        parser: whose help texts stand above the options.
-        values: of the options by name; one that is None is written as a comment.
-        heading: lines of comment.
-        whole: whether to write the options of one run alone, too.
+        parser: the parser; its help texts are written above the options.
+        values: the value of each option by name; None is written as a comment.
+        heading: lines of comment at the top.
+        whole: also write the options of a single run (`RUN_ONLY`).
+
     Returns:
         TOML that `arguments_of` reads.
 
@@ -187,7 +201,7 @@ def config_text(
 
 
 def toml(value: Any) -> str:
-    """A value as TOML has it, and `arguments_of` makes it the same again. Local."""
+    """Return a value as TOML, so that `arguments_of` restores the same value. Local."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""The data of train.py: read, and cut into what is trained, validated and tested on."""
+"""Read the data of train.py, and split the data for training, validation and testing."""
 
 from __future__ import annotations
 
@@ -24,24 +24,31 @@ from ...data import (
 from ...errors import UserError
 from ...validation import line_of, shown
 
-#: Data that need no file: the number of classes, and who reads them.
+#: Data that need no file: the number of classes, and the function to read the data.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
     "digits": (DIGITS_CLASSES, digits),
     "library": (256, library_source),
 }
 
 
-#: What a reader's options may have beside numbers, texts, lists and tables: CNTK's streams.
+#: CNTK's streams, allowed in a reader's options in addition to numbers, texts, lists and tables.
 STREAMS = {"Dense": Dense, "Sparse": Sparse}
 
-#: What train.py says to a reader by itself.
+#: Arguments of a reader that train.py sets itself.
 RESERVED = ("path", "labels", "format", "test", "seed", "say")
 
 
 class TrainingData(NamedTuple):
-    """What is trained on, measured in the course of training (None: what is tested on), and tested
-    on; what is to be learned of it; which files were taken for what, in one line; and the numbers
-    that have standardized the features, if any."""
+    """The data of a training run.
+
+    Attributes:
+        train: the samples to train on.
+        validation: the samples to measure the model on in the course of training; None: `test`.
+        test: the samples to test on.
+        task: the task to learn.
+        sources: a line about the files in use; "" if there are none.
+        standardization: the mean and scale of standardized features, if any.
+    """
 
     train: Dataset
     validation: Dataset | None
@@ -52,10 +59,10 @@ class TrainingData(NamedTuple):
 
 
 def read_data(options: argparse.Namespace) -> TrainingData:
-    """The data that the options ask for.
+    """Read the data named by the options.
 
     Raises:
-        UserError: they cannot be had, or an option does not fit them.
+        UserError: the data cannot be read, or an option does not fit them.
 
     Local.
     """
@@ -74,16 +81,20 @@ def read_data(options: argparse.Namespace) -> TrainingData:
 def standardized(
     data: TrainingData, options: argparse.Namespace, run: str | None, comm: Communicator
 ) -> TrainingData:
-    """The data with standardized features, where these are asked for.
+    """Return the data with standardized features, if requested.
 
-    The run that goes on, or gave the initial model, decides whether its numbers are used.
+    A resumed run, or the run of the initial model, decides whether its own mean and scale are used.
 
     Args:
-        run: the folder of the run that goes on; None: a new one.
+        data: the data as read.
+        options: the options of train.py.
+        run: the folder of the resumed run; None for a new run.
+        comm: the ranks.
+
     Raises:
         SharedError: --standardize does not fit that run, or the data cannot be standardized.
 
-    Collective. Cost: one pass over the training data where there are no numbers yet.
+    Collective. Cost: a pass over the training data, if mean and scale are not known yet.
     """
     before = run or options.initial_model
 
@@ -117,10 +128,10 @@ def standardized(
 
 
 def data_facts(dataset: Dataset) -> dict[str, list[str] | None]:
-    """Return what other data must have in common with these to mean the same. Local.
+    """Return the facts that further data must share to have the same meaning. Local.
 
     Returns:
-        The names of classes, by label, and of the columns that x is; None where there are none.
+        The names of the classes by label, and of the columns of x; None if there are none.
     """
     while hasattr(dataset, "dataset"):  # a part, or a view changed on reading
         dataset = dataset.dataset
@@ -132,7 +143,7 @@ def data_facts(dataset: Dataset) -> dict[str, list[str] | None]:
 
 
 def require_data_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not fit the kind of data, before any are read. Local."""
+    """Raise a UserError for options that do not fit the kind of data, before reading any. Local."""
     if not 0 <= options.validation < 1:
         raise UserError(
             f"validation={shown(options.validation)} must be a fraction, at least 0 and below 1"
@@ -165,8 +176,10 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
 
 
 def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """The options of a format's reader: --x and --y, and those of --reader from texts as
-    ``size=[32, 32]`` and ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
+    """Return the options for a format's reader: --x, --y and the parsed texts of --reader.
+
+    Examples of texts: ``size=[32, 32]``, ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``.
+    """
     columns = {"x": asked.x, "y": asked.y}
     options: dict[str, Any] = {name: given for name, given in columns.items() if given}
     if asked.y and len(asked.y) == 1:
@@ -182,7 +195,7 @@ def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"reader={shown(text)}: --{name} says that already")
         try:
             options[name] = _value(ast.parse(value, mode="eval").body)
-        except TypeError as error:  # of a stream's arguments
+        except TypeError as error:  # from a stream's arguments
             raise UserError(f"reader={shown(text)}: {line_of(error)}") from None
         except (ValueError, SyntaxError) as error:  # a plain text needs no quotes
             if isinstance(error, UserError):
@@ -192,7 +205,10 @@ def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, in which there may be streams; a ValueError where it is none."""
+    """Return the value of a literal, possibly with streams inside.
+
+    Raise a ValueError for the rest.
+    """
     if isinstance(node, ast.Dict) and None not in node.keys:
         keys = [ast.literal_eval(key) for key in node.keys if key is not None]
         return dict(zip(keys, map(_value, node.values), strict=True))

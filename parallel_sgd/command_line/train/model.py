@@ -1,4 +1,4 @@
-"""The model of train.py: one of its own, or one that a file of the user's makes."""
+"""Make the model of train.py: a built-in model, or a model from a file of the user's."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ from .data import TrainingData
 
 MODELS = ("mlp", "linear", "softmax", "bytes")
 
-_generator_lock = threading.Lock()  #: ranks that are threads have one set of random generators
+_generator_lock = threading.Lock()  #: ranks that are threads share the random generators
 
 
 class TrainingModel(NamedTuple):
-    """A model to be trained, who makes its learner, and how it is to be given the data."""
+    """A model to be trained.
+
+    Attributes:
+        objective: the model's objective.
+        make_learner: makes the learner from optimizer, algorithm and communicator.
+        given: converts a data set to the form that the model takes.
+    """
 
     objective: Objective
     make_learner: Callable[..., Learner]
@@ -45,7 +51,7 @@ class TrainingModel(NamedTuple):
         comm: Communicator,
         options: argparse.Namespace,
     ) -> Learner:
-        """The learner of the model. Collective."""
+        """Return the learner of the model. Collective."""
         return self.make_learner(
             optimizer,
             algorithm,
@@ -61,12 +67,12 @@ def _largest_size(size: MinibatchSize) -> int:
 
 
 def kind_of_model(options: argparse.Namespace) -> str:
-    """What --model says, or the data. Local."""
+    """Return the option --model, or the default for the data. Local."""
     return options.model or ("bytes" if options.data == "library" else "mlp")
 
 
 def require_model_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not fit the kind of model. Local."""
+    """Raise a UserError for options that do not fit the kind of model. Local."""
     kind = kind_of_model(options)
     if kind not in MODELS and ":" not in kind:
         raise UserError(f"model={shown(kind)} must be {', '.join(MODELS)}, or FILE.py:FUNCTION")
@@ -79,10 +85,10 @@ def require_model_options(options: argparse.Namespace) -> None:
 
 
 def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel:
-    """The model that the options ask for, with the initial values that they ask for.
+    """Return the requested model, with its requested initial values.
 
     Raises:
-        UserError: it does not fit the data, or cannot be made.
+        UserError: the model does not fit the data, or cannot be made.
 
     Local.
     """
@@ -109,7 +115,6 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
 def _built_in_model(
     kind: str, options: argparse.Namespace, data: TrainingData, inputs: int
 ) -> Model:
-    """A model of this library."""
     task, where = data.task, {"seed": options.seed, "device": options.device}
     hidden = options.hidden or [128]
     if kind == "bytes":
@@ -123,7 +128,7 @@ def _built_in_model(
 
 
 def _user_model(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
-    """What a function in a file of the user's makes."""
+    """Return the result of a function in a file of the user's."""
     path, _, name = kind.rpartition(":")
     module = _import_file(Path(path))
     function = getattr(module, name, None)
@@ -138,8 +143,10 @@ def _user_model(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
 
 
 def _seed_generators(seed: int) -> None:
-    """Make the initial values of a user's model those of the seed, whichever generator it asks.
-    Local, but for the whole process."""
+    """Seed all random generators that a user's model may draw its initial values from.
+
+    Local, but changes generators of the whole process.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if importlib.util.find_spec("torch") is not None:
@@ -149,14 +156,14 @@ def _seed_generators(seed: int) -> None:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A file of the user's, run as a program would be: what lies beside it can be imported."""
+    """Run a file of the user's like a program: modules in its folder can be imported."""
     if not checked_path("model", path, "file").is_file():
         raise UserError(f"model={str(path)!r}: there is no such file")
     spec = importlib.util.spec_from_file_location(f"model_in_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"model={str(path)!r} must be a file of Python's")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles look for it there
+    sys.modules[spec.name] = module  # dataclasses and pickle look for the module there
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -172,7 +179,6 @@ def _import_file(path: Path) -> ModuleType:
 def _torch_model(
     made: Any, data: TrainingData, options: argparse.Namespace, values: Any
 ) -> TrainingModel:
-    """A PyTorch module of the user's."""
     try:
         from ...torch import Learner as TorchLearner
         from ...torch.tasks import objective_for, seed_training

@@ -41,7 +41,9 @@ def parser(
     optimizer: str = "sgd",
     algorithms: Mapping[str, type[Algorithm[Any]]] = ALGORITHMS,
 ) -> argparse.ArgumentParser:
-    """All options of a training run, and of them shown those of this algorithm and optimizer.
+    """Return a parser with all options of a training run.
+
+    The help shows only the options of this algorithm and this optimizer.
 
     Raises:
         UserError: an algorithm has options that cannot be options of the command line.
@@ -81,7 +83,7 @@ def parser(
 
 
 def add_choices(p: Any) -> None:
-    """Of the algorithm and the optimizer; `--help` shows the options of those that are chosen."""
+    """Add the options that choose the algorithm and the optimizer; `--help` depends on them."""
     for name, kinds, usual in (
         ("algorithm", ALGORITHMS, "data-parallel"),
         ("optimizer", OPTIMIZERS, "sgd"),
@@ -97,7 +99,7 @@ def add_choices(p: Any) -> None:
 def _number(
     add: Callable[..., object], flag: str, default: float, metavar: str, meaning: str
 ) -> None:
-    """Add an option that is a number of its default's type."""
+    """Add an option with a number of the default's type."""
     text = f"{meaning} (default: {default:g})"
     add(flag, type=type(default), default=default, metavar=metavar, help=text)
 

@@ -1,4 +1,4 @@
-"""What a training run says: to the terminal, and at its end to the run folder."""
+"""Print the progress and the results of a training run, and write the results to its folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from ...training.session.state import loss_curves
 
 
 def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -> str:
-    """How often the ranks will synchronize: a default block is long for little data.
+    """Describe how often the ranks will synchronize: a default block is long for little data.
 
     Args:
-        samples: of the run, without its warm start.
+        period: the algorithm's block period.
+        samples: the samples of the run, without its warm start.
+        minibatch_size: the samples of all ranks in a minibatch.
+        ranks: the number of ranks.
     """
     steps = period.sync_steps or -(-(period.samples_on(ranks) or 1) // minibatch_size)
     block = steps * minibatch_size
@@ -24,9 +27,11 @@ def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -
 
 
 def print_choices(learner: Learner) -> None:
-    """What was chosen before training, and by what: for each exchange a line for the way of
-    messages, and one for the bits where they are "auto"; with parameter servers that of the bits;
-    nothing on one rank."""
+    """Print the choices made before training, with the measurements behind them.
+
+    For each exchange, a line with its plan, and a line with its gradient bits if these are "auto".
+    With parameter servers, a line with the gradient bits. Nothing on a single rank.
+    """
     for component in learner.runner.components:
         if isinstance(component, DataParallelASGDState) and component.measured:
             print(f"gradient bits: {component.bits} ({component.measured})", flush=True)
@@ -40,7 +45,7 @@ def print_choices(learner: Learner) -> None:
 
 
 def print_progress(progress: Progress, epochs: int) -> None:
-    """A line of a row: of about ten, where every epoch has one, and of all that have events."""
+    """Print a line of progress: about ten lines in all, and every line with an event."""
     whole = progress.epoch == int(progress.epoch)
     among = progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0
     if whole and not among and progress.event is None:
@@ -57,7 +62,7 @@ def print_progress(progress: Progress, epochs: int) -> None:
 
 
 def metrics_in_words(metrics: Mapping[str, float | None]) -> list[str]:
-    """Each metric as a reader wants it: "test loss 0.1160", "accuracy 97.21 %"."""
+    """Return each metric in words: "test loss 0.1160", "accuracy 97.21 %"."""
     words = []
     for name, value in metrics.items():
         title = name.replace("_", " ").removeprefix("test ") if "accuracy" in name else name
@@ -81,10 +86,16 @@ def finish(
     *,
     plot: bool,
 ) -> None:
-    """Write the summary and the picture, and print what a reader wants to know.
+    """Write the summary and the loss curves, and print the results.
 
     Args:
-        full: bytes of all ranks, if every gradient were exchanged in 32 bits.
+        folder: the run's folder.
+        session: the training session that has ended.
+        full: bytes of all ranks for exchanging every gradient in 32 bits.
+        name: the label of the run.
+        history: the progress of the run.
+        serial: the progress of the serial run for comparison, if any.
+        plot: draw the loss curves.
     """
     last, resumed = history[-1], bool(session.checkpoints and session.checkpoints.resume)
     name += _described(session.learner.algorithm)
@@ -118,8 +129,7 @@ def finish(
 
 
 def _described(algorithm: Algorithm[Any]) -> str:
-    """What a run is called by, beside its ranks: the algorithm, if not the usual one, its mode, and
-    the bits."""
+    """Return the label of a run after its ranks: algorithm (if not the default), mode, and bits."""
     options, text = values_of(algorithm), ""
     if type(algorithm) is not ALGORITHMS["data-parallel"]:
         text += f", {type(algorithm).__name__}"
@@ -134,14 +144,14 @@ def _described(algorithm: Algorithm[Any]) -> str:
 
 
 def ranks_in_words(size: int, workers: int) -> str:
-    """ "4 ranks", or "4 workers and 1 server" """
+    """Return "4 ranks", or "4 workers and 1 server"."""
     if workers == size:
         return _counted(size, "rank")
     return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
 
 
 def failures_in_words(lost: int) -> str:
-    """ ", of which 1 has died", or nothing."""
+    """Return ", of which 1 has died", or ""."""
     return f", of which {lost} {'has' if lost == 1 else 'have'} died" if lost else ""
 
 
@@ -150,7 +160,7 @@ def _counted(number: int, name: str) -> str:
 
 
 def _print_workers(workers: list[dict[str, Any]]) -> None:
-    """Where each worker's time went, and how stale its pushes were."""
+    """Print where each worker's time went, and the staleness of its pushes."""
     print(
         "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
         "       MB sent, received"
