@@ -81,7 +81,7 @@ class Gradients:
         self._divides = divides
         self._scaling, self._overlap, self._synchronous = scaling, overlap, synchronous
         self._gathered_flags, self._sum_late = gathered_flags, sum_late
-        self._under_way: deque[GradientUse] = deque()
+        self._in_flight: deque[GradientUse] = deque()
         self._late = self.overflow = False
         self.unit = 0  # unset
         self.norm: float | None = None
@@ -100,7 +100,7 @@ class Gradients:
             module.clear_gradients()
             if self._overlap is not None:
                 self._overlap.require_nothing_sent()
-                self._overlap.forget()
+                self._overlap.reset()
             return GradientUse([False] * len(module.tensors))
         factor = samples / self.unit if self._mean else 1.0
         if self._scaling:
@@ -142,15 +142,15 @@ class Gradients:
 
     def begin(self, used: GradientUse) -> None:
         """Record a gradient as in flight. Local."""
-        self._under_way.append(used)
+        self._in_flight.append(used)
 
     def skip(self, used: GradientUse) -> None:
         """Drop the record of a minibatch whose gradient will not be applied. Local."""
-        self._under_way = deque(other for other in self._under_way if other is not used)
+        self._in_flight = deque(use for use in self._in_flight if use is not used)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the records of all gradients in flight, after a failure. Local."""
-        self._under_way.clear()
+        self._in_flight.clear()
 
     def prepare(self, gradient: Array, samples: int) -> bool:
         """Add late parts to a gradient sum and clip the result, just before the optimizer step.
@@ -184,9 +184,9 @@ class Gradients:
 
         Collective if the flags say that some rank lacks a gradient; otherwise local.
         """
-        if not self._under_way:  # the gradient is from a checkpoint
+        if not self._in_flight:  # the gradient is from a checkpoint
             return [True] * len(self._module.tensors)
-        used = self._under_way.popleft()
+        used = self._in_flight.popleft()
         exchange = self._gathered_flags() % LATE > 0 if used.agreed is None else used.agreed
         if not (self._synchronous and exchange):
             return used.local

@@ -261,22 +261,22 @@ class Learner(ArrayLearner):
         super().state_replaced(cause)
         if cause is not Cause.RECOVERED:
             return
-        self._gradients.forget()
-        self._forget_gradients()
+        self._gradients.reset()
+        self._clear_gradients()
         if self._scaling is not None:
             self._scaling.reset()
         self._local_samples = None
 
     def _forget_minibatch(self) -> None:
         super()._forget_minibatch()
-        self._forget_gradients()
+        self._clear_gradients()
         # The forward pass has changed buffers, and drawn random numbers.
         self.recovery.restore_part("model")
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         self._module.clear_gradients()
         if self._overlap is not None:
-            self._overlap.forget()
+            self._overlap.reset()
 
     @property
     def states(self) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class Learner(ArrayLearner):
         try:
             total = super()._timed_step(samples)
         except BaseException:
-            gradients.forget()
+            gradients.reset()
             if self._scaling is not None:
                 self._scaling.reset()
             raise

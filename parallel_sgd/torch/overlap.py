@@ -84,7 +84,7 @@ class Overlap:
             For each parameter, whether it had a gradient; and whether this rank has a late part.
         """
         weight, sent, first = self._weight, self._sent, self._first
-        self.forget()
+        self.reset()
         self.first = first
         used = self._module.gather(factor, done=sent)
         if not sent or weight == factor:
@@ -111,7 +111,7 @@ class Overlap:
                 "being exchanged already: a rank without samples must not call it"
             )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset at the end of a minibatch, or for a minibatch without samples. Local."""
         self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
         self._first = self.first = None

@@ -88,7 +88,7 @@ class TorchOptimizerState(OptimizerState):
         self.vectors.update()
 
     def align(self, comm: Communicator) -> None:
-        """Make the state complete on all ranks. Collective.
+        """Make the state complete on all ranks: see `OptimizerState.align`. Collective.
 
         PyTorch creates a parameter's state in its first step. A rank without a parameter's state
         takes over another rank's state, with zeros in the vectors.
@@ -97,7 +97,7 @@ class TorchOptimizerState(OptimizerState):
         gathered = comm.allgather_object(([*self.buffers], self._begun()))
         names = sorted({name for names, _ in gathered for name in names})
         self.vectors.require(names)
-        begun = np.array([theirs for _, theirs in gathered])
+        begun = np.array([has_state for _, has_state in gathered])
         if (begun != begun[0]).any():
             self._complete(comm, begun)
         ordered = {name: self.buffers[name] for name in names}
@@ -171,7 +171,7 @@ class TorchOptimizerState(OptimizerState):
                 if number >= size or value is not had[number]
             )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Restore the state before the first step, except for the clock. Local."""
         kept = {name: vector for name, vector in self.buffers.items() if name not in self._first}
         self.put_back(self.initial)

@@ -65,7 +65,7 @@ class TorchOptimizer(UpdateRule):
 
     def reset(self, state: OptimizerState) -> None:
         assert isinstance(state, TorchOptimizerState)
-        state.forget()
+        state.reset()
 
     def rate_after(self, samples: int) -> float | None:
         """Return the present learning rate of the first parameter group."""
