@@ -354,8 +354,8 @@ def _finish(
 ) -> Any:  # fmt: skip
     """Complete a message, and return its length.
 
-    Moves the payloads of the blocks, at bytes `first` to `end`, behind `found` headers, and writes
-    everything before.
+    Moves the payloads of the blocks, at bytes `first` to `end`, to the place after `found` headers,
+    and writes everything before.
     """
     begin = head + 4 * found
     length = end - first

@@ -10,7 +10,7 @@ This cache improves on Numba's in four ways:
 - Numba updates an index and data files in place. Here each combination of sources and signature has
   its own file, written completely or not at all.
 
-The folder is that of Numba's cache: beside Python's .pyc files, or the user's cache, or
+The folder is that of Numba's cache: next to Python's .pyc files, or the user's cache, or
 NUMBA_CACHE_DIR.
 """
 

@@ -76,7 +76,7 @@ INLINE word warp_max_word(word lane_max)
     return lane_max;
 }
 
-// v[k] = g + r of this lane's values at + lane, at + 32 + lane, ...; 0 behind the block's end.
+// v[k] = g + r of this lane's values at + lane, at + 32 + lane, ...; 0 after the block's end.
 // All loads are independent of each other, so all of them are in flight together.
 INLINE void load_sum(float *v, const float *gradient, const float *residual, int at, int length)
 {

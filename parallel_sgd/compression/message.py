@@ -25,28 +25,28 @@ class Allowance:
 
     Attributes:
         step: found from a sample of the values.
-        left: the bytes left for all messages together, not counting their heads. Initially
+        bytes_left: the bytes left for all messages together, not counting their heads. Initially
             `LENGTH_CAP` times the target length.
     """
 
     def __init__(self, codec: EntropyCoded, pairs: Sequence[tuple[Array | None, Array]]) -> None:
         values = sum(b.size for _, b in pairs)
-        self.step, self.left = 1.0, 0
+        self.step, self.bytes_left = 1.0, 0
         if values:
             step = find_step(sample_of_sums(pairs), codec.bits, values)
             if not step.bits:  # the sample is all zeros
                 step = find_step(sample_of_sums(pairs, of_all=True), codec.bits, values)
             # If many values are equal, either all of them are sent, or none ever would be.
             most = max(LENGTH_CAP * target_bits(codec.bits, values), 1.25 * step.bits)
-            self.step, self.left = step.size, int(most * values / 8)
+            self.step, self.bytes_left = step.size, int(most * values / 8)
 
     def limit(self, room: int, head: int) -> int:
         """Return the largest length of the next message; `head` bytes are always allowed."""
-        return min(room, (head + self.left) // ALIGNED * ALIGNED)
+        return min(room, (head + self.bytes_left) // ALIGNED * ALIGNED)
 
     def use(self, length: int, head: int) -> None:
         """Subtract the length of a written message."""
-        self.left -= max(length - head, 0)
+        self.bytes_left -= max(length - head, 0)
 
 
 AllowanceOf = Callable[[EntropyCoded], Allowance]

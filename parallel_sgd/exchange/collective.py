@@ -57,9 +57,10 @@ class Collective(Transport):
         self._steps_are_shared = shares_step_sizes(self.reductions)
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
-        """See `Transport`. Makes two collective calls per bucket, or one if the bucket is short.
+        """See `Transport`. Sums bucket by bucket.
 
-        Makes no calls on a single rank.
+        Makes two collective calls per bucket, one if the bucket is short, and four with an entropy
+        code, whose message lengths are sent first. Makes no calls on a single rank.
         """
         bytes_sent = 0
         added_up: list[VariableLengthReduction] = []
