@@ -34,7 +34,9 @@ class Work:
             the servers.
         group: who trains, and how they wait for each other.
         minibatch_size: samples of all ranks in a minibatch, where that is known before training.
-        left_out: what is left out since its numbers are not finite.
+        skipped: what is skipped since its numbers are not finite.
+        choices: made by measurements, by name, the same on all ranks; plain values. A recovery
+            carries them over, also to ranks that join, so that nothing is measured again.
     """
 
     parameters: Parameters
@@ -44,6 +46,7 @@ class Work:
     group: Group
     minibatch_size: int | None = None
     skipped: LeftOut = field(default_factory=LeftOut)
+    choices: dict[str, Any] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:

@@ -108,9 +108,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         rules.require_for(x)
         self._require_rate(work)
         placement = world.together(lambda: self.places.place(x, servers))
-        world.require_agreement({"placement": placement.servers})
         bits, measured = None, None
-        begins = world.generation == 0  # else ranks have died, and all goes on from those left
+        begins = world.generation == 0  # else ranks have failed, and the others continue
+        if begins:
+            world.require_agreement({"placement": placement.servers})
         if begins and AUTO in rules.usual_bits:
             largest, block_size = placement.largest, rules.compression.block_size
             bits, measured = choose_push_bits(

@@ -92,6 +92,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             background=self.double_buffering,
             overlap=self.overlap,
             projected_step=projected_step if optimizer.optimizer.has_second_moment else None,
+            choices=work.choices,
         )
         if exchange.overlapped is not None:
             exchange.overlapped.restores_residuals = lambda: work.skipped.skips

@@ -93,6 +93,8 @@ class ExchangeState(Component):
         overlap: bool = False,
         of_blocks: bool = False,
         projected_step: Callable[[], int] | None = None,
+        choices: dict[str, Any] | None = None,
+        name: str = "exchange",
     ) -> ExchangeState:
         """The state before training.
 
@@ -106,6 +108,8 @@ class ExchangeState(Component):
             of_blocks: whether vectors are what blocks of local updates have changed: see
                 `auto_bits`.
             projected_step: see `Projections`; None where the optimizer has no use for them.
+            choices: of `Work`; added to.
+            name: of the exchange, among those of its algorithm.
         Raises:
             SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
                 sums in the background.
@@ -115,7 +119,8 @@ class ExchangeState(Component):
         comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
-            state = cls._init(options, parameters, clock, comm, own, of_blocks, overlap)
+            named = Choices({} if choices is None else choices, name)
+            state = cls._init(options, parameters, clock, comm, own, of_blocks, overlap, named)
         except SharedError:
             if own is not None:
                 own.close()
@@ -123,8 +128,8 @@ class ExchangeState(Component):
         if projected_step is not None and options.has_entropy_code:
             state.projecting = Projections(parameters.flat, own or comm, projected_step)
         if overlap:
-            name = f"gradient exchange of rank {comm.rank}"
-            state.overlapped = OverlappedExchange(state.buckets, name)
+            thread = f"gradient exchange of rank {comm.rank}"
+            state.overlapped = OverlappedExchange(state.buckets, thread)
             if state.projecting is not None:
                 state.overlapped.on_complete = state.projecting.add
         return state
@@ -139,6 +144,7 @@ class ExchangeState(Component):
         own_comm: Communicator | None,
         of_blocks: bool,
         overlaps: bool,
+        choices: Choices,
     ) -> ExchangeState:
         block_size, route = options.compression.block_size, options.route
         starts = options.codec(32).blocks(parameters).starts
@@ -147,14 +153,17 @@ class ExchangeState(Component):
         if AUTO in options.all_bits:
             flat = route.transport == "collective"
             topology = topology_for(comm.hosts, False if flat else route.hierarchical)
-            chosen, measured = choose_bits(
-                buckets,
-                parameters,
-                own_comm or comm,
-                topology,
-                block_size,
-                auto_bits(of_blocks=of_blocks),
-            )
+            chosen = choices["bits"]
+            if chosen is None:
+                chosen, measured = choose_bits(
+                    buckets,
+                    parameters,
+                    own_comm or comm,
+                    topology,
+                    block_size,
+                    auto_bits(of_blocks=of_blocks),
+                )
+                choices["bits"] = chosen
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
@@ -170,7 +179,9 @@ class ExchangeState(Component):
             route.hierarchical,
             codec=codec,
             lossless=options.lossless,
+            chosen=choices["transport"],
         )
+        choices["transport"] = plan.choice
         state = cls(
             bits=chosen,
             options=options,
@@ -377,6 +388,20 @@ class ExchangeState(Component):
             overlapped=self.overlaps,
             nccl=self.plan.nccl,
         )
+
+
+class Choices:
+    """What measurements for one exchange have chosen, among all choices of an algorithm."""
+
+    def __init__(self, choices: dict[str, Any], name: str) -> None:
+        self._choices, self._name = choices, name
+
+    def __getitem__(self, what: str) -> Any:
+        return self._choices.get(f"{what} of the {self._name}")
+
+    def __setitem__(self, what: str, chosen: Any) -> None:
+        if chosen is not None:
+            self._choices[f"{what} of the {self._name}"] = chosen
 
 
 def _codecs(

@@ -142,6 +142,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             comm,
             background=self.overlap_samples > 0,
             of_blocks=True,
+            choices=work.choices,
         )
         state = LocalUpdateState(
             exchange=exchange,

@@ -109,15 +109,16 @@ class PowerSGD(Algorithm[PowerSGDState]):
             }
             q_sum = Parameters(first)
 
-        def exchange(layout: Parameters) -> ExchangeState:
+        def exchange(layout: Parameters, name: str) -> ExchangeState:
             options = ExchangeOptions(route=self.route)
-            return ExchangeState.init(options, layout, lambda: work.samples, work.comm)
+            clock, choices = (lambda: work.samples), work.choices
+            return ExchangeState.init(options, layout, clock, work.comm, choices=choices, name=name)
 
         return PowerSGDState(
             error=errors.flat,
             q=None if q_sum is None else q_sum.flat,
-            p_exchange=exchange(p_sum),
-            q_exchange=None if q_sum is None else exchange(q_sum),
+            p_exchange=exchange(p_sum, "P"),
+            q_exchange=None if q_sum is None else exchange(q_sum, "Q"),
             errors=errors,
             p_sum=p_sum,
             q_sum={} if q_sum is None else q_sum,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,12 @@ class ExchangePlan:
     values: int = 0
     nccl: Nccl | None = None
 
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """The result of the trial as plain values; None if nothing was measured."""
+        chosen = {"transport": self.transport, "seconds": self.seconds, "values": self.values}
+        return chosen if self.seconds else None
+
     def close(self) -> None:
         """Release NCCL's resources. Collective."""
         if self.nccl is not None:
@@ -82,6 +88,7 @@ def choose_plan(
     *,
     codec: Codec | None = None,
     lossless: bool = True,
+    chosen: Mapping[str, Any] | None = None,
 ) -> ExchangePlan:
     """Choose transport and topology for an exchange.
 
@@ -93,6 +100,7 @@ def choose_plan(
         hierarchical: see `topology_for`, and for "nccl" `start_nccl`.
         codec: used in the trial exchanges.
         lossless: True if no codec ever loses anything.
+        chosen: `ExchangePlan.choice` of an earlier plan, which takes the place of a trial.
     Returns:
         The plan, the same on all ranks.
     Raises:
@@ -115,6 +123,8 @@ def choose_plan(
     plan = ExchangePlan("collective" if transport == "auto" else transport, topology, {})
     if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT_VECTOR:
         return plan
+    if chosen is not None:
+        return replace(plan, **chosen)
     values = SHORT_VECTOR
     while True:
         seconds = try_transports(comm, values, codec, rounds=2)

@@ -196,19 +196,15 @@ class Learner(ArrayLearner):
                 raise
 
     def _begin(self) -> None:
-        self._agree()
         if isinstance(getattr(self, "local_step", None), TorchStep):  # a retry after a failure
             self._release_hooks()
         super()._begin()
 
-    def reconfigure(self) -> None:
-        self._agree()
-        super().reconfigure()
-
-    def _agree(self) -> None:
+    def _compare_arguments(self) -> None:
         """Check that all ranks can train and have the same model and options. Collective."""
         self.world.raise_together(self._problem)
         self.world.require_agreement(self._facts)
+        super()._compare_arguments()
 
     def _form(self) -> None:
         super()._form()

@@ -112,11 +112,11 @@ class MinibatchSampler(Sampler[list[int]]):
         return getattr(self.learner, "recovery", None) or NoRecovery()
 
     def _agree(self) -> None:
-        """Check that the arguments agree on all ranks. Collective, once per group of ranks: a
-        joining rank calls `_agree` as it begins, the remaining ranks as they continue.
+        """Check that the arguments agree on all ranks. Collective, at the beginning and again after
+        ranks have joined.
         """
         comm = self.learner.comm
-        generation = getattr(comm, "generation", 0)
+        generation = getattr(self.learner, "agreed_at", 0)
         if generation == self._agreed_generation:
             return
         comm.raise_together(self._problem)

@@ -19,7 +19,7 @@ from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Cause, Component, StateReplaced, components
-from .arguments import agree_on_arguments
+from .arguments import agree_on_arguments, require_communicator
 from .background_tasks import BackgroundTasks
 from .consistency import EVERY, ConsistencyCheck, mark_of
 from .minibatch_ledger import MinibatchLedger
@@ -89,6 +89,8 @@ class LearnerSetup(ABC):
         self.recovery: Recovery = NoRecovery()
         self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all ranks, where these can change
         self._group: Group | None = None
+        self.choices: dict[str, Any] | None = None  # by measurements; None: nothing is agreed yet
+        self.agreed_at = 0  # the generation of ranks in which arguments were compared last
         self._number = 0
         if isinstance(comm, Communicator):  # else it is refused below
             comm.require_whole()
@@ -100,10 +102,9 @@ class LearnerSetup(ABC):
     def _begin(self) -> None:
         """Collective."""
         comm, algorithm = self.world, self.algorithm
-        every, commit_every = agree_on_arguments(comm, *self._arguments)
-        about_numbers = agree_on_numbers(comm, algorithm, *self._about_numbers)
-        self.skipped.skips, self.skipped.most, self._compare_every, size = about_numbers
-        self._minibatch_size = size
+        require_communicator(comm)
+        self._agree()
+        every, commit_every = self._checked
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
         x = self.parameters.flat
@@ -126,13 +127,32 @@ class LearnerSetup(ABC):
         self.recovery.begin()
         report_training()
 
+    def _agree(self) -> None:
+        """Compare the arguments of all ranks, if any rank has joined since they were compared.
+
+        Choices by measurements are carried over to ranks that join. Collective.
+        """
+        held = self.world.allgather_object((self.choices, self.agreed_at))
+        self.agreed_at = max(generation for _, generation in held)
+        if any(choices is None for choices, _ in held):
+            self._compare_arguments()
+            self.agreed_at = self.world.generation
+        self.choices = next((choices for choices, _ in held if choices), {})
+
+    def _compare_arguments(self) -> None:
+        """Check the arguments, and that they are the same on all ranks. Collective."""
+        self._checked = agree_on_arguments(self.world, *self._arguments)
+        numbers = agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
+        self.skipped.skips, self.skipped.most, self._compare_every, self._minibatch_size = numbers
+
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""
         x, step, size = self.parameters, self.local_step, self._minibatch_size
         self.group = self._group = self.algorithm.roles.form(self.world, self._group)
         self.comm = self.group.own
         self.world.broadcast(x.flat)
-        work = Work(x, self.gradient, step, self.comm, self.group, size, self.skipped)
+        assert self.choices is not None
+        work = Work(x, self.gradient, step, self.comm, self.group, size, self.skipped, self.choices)
         self.runner = AlgorithmRunner(self.algorithm, work)
         self.state = self.runner.state
         self.consistency = self._new_consistency_check()
@@ -169,8 +189,8 @@ class LearnerSetup(ABC):
     def reconfigure(self) -> None:
         """The ranks are others: begin as a new learner does, but for its state. Collective."""
         sent = self.bytes_sent
-        every, _ = agree_on_arguments(self.world, *self._arguments)
-        agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
+        self._agree()
+        every, _ = self._checked
         self._is_made = False
         self._form()
         self._is_made = True

@@ -315,4 +315,5 @@ def size_summary(size: MinibatchSize) -> int | str:
 
 
 def _ranks_of(learner: LearnerView) -> tuple[ref[Any], int]:
-    return ref(learner.comm), getattr(learner.comm, "generation", 0)
+    """Return the ranks that compare arguments, and when ranks last joined these."""
+    return ref(learner.comm), getattr(learner, "agreed_at", 0)

@@ -39,20 +39,33 @@ class TrainingRun:
         learner: the session's learner.
         best: the snapshot for the best model.
         preemption: the session's preemption on this rank.
+        before: the run that a failure of ranks has ended. Comparisons of its ranks are not made
+            again, unless ranks have joined.
 
     Creation is collective.
     """
 
     def __init__(
-        self, session: SessionOptions, learner: Learner, best: Snapshot, preemption: Preemption
+        self,
+        session: SessionOptions,
+        learner: Learner,
+        best: Snapshot,
+        preemption: Preemption,
+        before: TrainingRun | None = None,
     ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
         kept = learner.recovery.begin_session(self._recovery_state)
         self.state = SessionState()
         self._start: int = learner.samples if kept is None else kept["start"]
-        self.minibatches = self.comm.together(
-            lambda: SessionMinibatches(session, learner, lambda: self.state.size, self._start)
-        )
+        self._facts: dict[str, Any] | None = None  # the same on all ranks, once they have agreed
+        self.minibatches: SessionMinibatches
+        if before is not None and kept is not None and kept["agreed_at"] == learner.agreed_at:
+            self.minibatches, self._facts = before.minibatches, before._facts
+            self.minibatches.tuned_size = lambda: self.state.size
+        else:
+            self.minibatches = self.comm.together(
+                lambda: SessionMinibatches(session, learner, lambda: self.state.size, self._start)
+            )
         self.evaluation = self.comm.together(lambda: Evaluation(session, learner, self.minibatches))
         self.best_model = BestModel(session, learner, best)
         self.not_finite = self.comm.together(
@@ -71,7 +84,13 @@ class TrainingRun:
 
     def begin(self) -> TrainingRun:
         """Do all work before the first minibatch, and return the run itself. Collective."""
-        self._agree()
+        if self._facts is None:
+            self._facts = self._agree()
+        self.output.lock_folder()
+        if self.session.checkpoints:
+            self.checkpoints = SessionCheckpoints(
+                self.session, self.learner, self.minibatches, self._facts
+            )
         try:
             self._begin()
         except BaseException as error:
@@ -117,6 +136,7 @@ class TrainingRun:
             "trained": self.output.trained,
             "begun": self._begun,
             "start": self._start,
+            "agreed_at": self.learner.agreed_at,
         }
 
     def _continue_from(self, kept: dict[str, Any]) -> None:
@@ -145,8 +165,12 @@ class TrainingRun:
 
     # Begin and end.
 
-    def _agree(self) -> None:
-        """Check that all ranks have equal options and data. Open the checkpoints. Collective."""
+    def _agree(self) -> dict[str, Any]:
+        """Check that all ranks have equal options and data. Collective.
+
+        Returns:
+            What must be the same when the run is resumed, by name.
+        """
         session, checkpoints = self.session, self.session.checkpoints
         self.comm.require_agreement(
             {
@@ -167,10 +191,8 @@ class TrainingRun:
             }
         )
         self.minibatches.meet()
-        facts = self.minibatches.facts | self.evaluation.meet()
-        self.output.lock_folder()
-        if checkpoints:
-            self.checkpoints = SessionCheckpoints(session, self.learner, self.minibatches, facts)
+        facts: dict[str, Any] = self.minibatches.facts | self.evaluation.meet()
+        return facts
 
     def _begin(self) -> None:
         """Resume from a checkpoint, and start to write, once all checks have passed. Collective."""

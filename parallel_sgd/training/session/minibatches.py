@@ -41,7 +41,7 @@ class SessionMinibatches:
     def __init__(
         self, session: SessionOptions, learner: Learner, tuned_size: Callable[[], int], start: int
     ) -> None:
-        self._session, self._learner, self._tuned_size = session, learner, tuned_size
+        self._session, self._learner, self.tuned_size = session, learner, tuned_size
         train = session.train
         self._source: BaseSource[Any, Any] | None = None
         self._loader: Any = None
@@ -137,7 +137,7 @@ class SessionMinibatches:
         Args:
             samples: the learner's samples before the minibatch.
         """
-        size: int = self._tuned_size() or size_after(self._sizes, samples)
+        size: int = self.tuned_size() or size_after(self._sizes, samples)
         return size
 
     def rate_factor(self, samples: int) -> float:

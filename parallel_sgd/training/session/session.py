@@ -105,8 +105,16 @@ class TrainingSession(SessionOptions):
         if self.learner.comm.rank == 0:
             report_session(number, BEGUN)
 
+        latest: list[TrainingRun] = []
+
+        def begun() -> TrainingRun:
+            checked = self.learner.comm.together(self.checked)
+            run = TrainingRun(checked, self.learner, best, preemption, *latest)
+            latest[:] = [run.begin()]
+            return run
+
         def attempt() -> list[Progress]:
-            rows = self._run(best, preemption)
+            rows = recovery.collective(begun).run()
             if not recovery.end_session():
                 raise RanksChanged
             return rows
@@ -121,10 +129,3 @@ class TrainingSession(SessionOptions):
             recovery.leave_session()
             if self.learner.comm.rank == 0:  # after a failure rank 0 may be another process
                 report_session(number, OVER)
-
-    def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress]:
-        def begun() -> TrainingRun:
-            checked = self.learner.comm.together(self.checked)
-            return TrainingRun(checked, self.learner, best, preemption).begin()
-
-        return self.learner.recovery.collective(begun).run()
