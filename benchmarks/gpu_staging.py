@@ -61,14 +61,14 @@ def _through(cupy: Any, staged: Staged, source: Any, target: Any) -> None:
     leaving = []
     for first in range(0, source.size, PIECE):
         piece = source[first : first + PIECE]
-        room, _, land = staged.expect(target[first : first + PIECE])
-        leaving.append((piece, *staged.leave(piece), room, land))
+        room, _, land = staged.begin_receive(target[first : first + PIECE])
+        leaving.append((piece, *staged.begin_send(piece), room, land))
     for piece, host, event, room, land in leaving:
         while not is_done(cupy, event):
             pass
         room[...] = host  # what MPI would do between two ranks
         land()
-        staged.left(piece)
+        staged.end_send(piece)
 
 
 def _median(cupy: Any, function: Callable[[], None], rounds: int) -> float:

@@ -1,7 +1,6 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank.
 
-The names below that need NumPy are imported when they are first asked for: a launcher asks for
-none of them.
+Public names that need NumPy are imported on first use, since a launcher needs none of these.
 """
 
 from importlib import import_module
@@ -58,13 +57,13 @@ _MODULES = {
     "endpoint": ("Endpoint",),
     "roles": ("WHOLE_MINIBATCH", "AllRanks", "Group", "Roles", "AllTrain"),
     "threads.communicator": ("simulate",),
-    "world": ("Communicator",),  # which makes it know how the first ones are made
+    "world": ("Communicator",),  # sets the functions that make a world
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name that is asked for the first time."""
+    """Import a public name on first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

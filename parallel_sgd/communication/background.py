@@ -1,4 +1,4 @@
-"""Something to do while training goes on: one function in a thread of its own."""
+"""Run functions in background threads while training continues."""
 
 from __future__ import annotations
 
@@ -9,45 +9,43 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
-from .liveness import finish as finish_protocol  # noqa: F401  its exit handler comes first here, and runs after the one below
+from .liveness import finish as finish_protocol  # noqa: F401  registers its exit handler first, so it runs after the one below
 from .liveness.abort import end_at_exit
 from .liveness.failure import RankFailed, is_rank_failure
 
 Result = TypeVar("Result")
 
 _running: set[InBackground[Any]] = set()
-_failed: set[InBackground[Any]] = set()  # with an error that nobody has been told
+_failed: set[InBackground[Any]] = set()  # with an exception not yet collected
 _ending = threading.Event()
 
-ENDED_AFTER_S = 5.0  #: at the latest, what is stopped
+ENDED_AFTER_S = 5.0  #: longest wait for stopped tasks
 
 
 class ProgramEnds(RuntimeError):
-    """What was to be waited for never comes, since the program is at its end."""
+    """The program is ending, so the awaited event will never happen."""
 
 
 def program_ends() -> bool:
-    """Whether the program is at its end, and only waits for what runs in the background. Local."""
+    """Return True if the program is ending and only waits for background tasks. Local."""
     return _ending.is_set()
 
 
 def end_rank_tasks(then: Callable[[], object]) -> None:
-    """The rank that is this thread ends: stop what it has begun, as soon as nothing needs it.
+    """Stop this thread-rank's background tasks, once no remaining task needs them. Local.
 
     Args:
-        then: called when nothing of that goes on any more. What cannot be stopped comes to its own
-            end first; this thread does not wait for that.
-
-    Local.
+        then: called after all tasks have ended. Tasks without a `stop` run to their own end first;
+            this thread does not wait for them.
     """
-    own = [task for task in _running.copy() if task._begun_in == threading.get_ident()]
-    waited_for = [task for task in own if task._stop is None]
+    tasks = [task for task in _running.copy() if task._started_by == threading.get_ident()]
+    waited_for = [task for task in tasks if task._stop is None]
 
     def end() -> None:
         for task in waited_for:
             task.wait()
-        _stop(own)
-        if all(task.done for task in own):
+        _stop(tasks)
+        if all(task.done for task in tasks):
             then()
 
     if waited_for:
@@ -57,7 +55,7 @@ def end_rank_tasks(then: Callable[[], object]) -> None:
 
 
 def _stop(running: Iterable[InBackground[Any]]) -> None:
-    """All of these that can be, and wait a little for that."""
+    """Stop all stoppable tasks, and wait up to `ENDED_AFTER_S` for their end."""
     stopped = [task for task in running if task._stop is not None]
     for task in stopped:
         task.stop()
@@ -67,19 +65,19 @@ def _stop(running: Iterable[InBackground[Any]]) -> None:
 
 
 class InBackground(Generic[Result]):
-    """Runs a function in a thread; `result()` waits for it, and raises what it raised.
+    """Run a function in a background thread. `result()` waits for it, and raises its exception.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
         function: to run.
-        stop: lets the function return soon, however much there is to do: called at the latest as
-            the program ends, when all that has none has come to its own end: that may need it.
+        stop: makes the function return soon, however much work is left. Called at the latest when
+            the program ends, after all tasks without a `stop` have ended: those may need this one.
 
-    Whoever communicates in it needs a communicator of its own (`Communicator.duplicate`), since
-    its collectives run beside those of the main thread.
+    A function that communicates needs its own communicator (`Communicator.duplicate`), since its
+    collectives run concurrently with those of the main thread.
 
-    Local. At the end of the program it is waited for, before MPI is shut down under it. What it has
-    raised, if nobody has asked for it by then, is printed, and ends the program with exit code 1.
+    Local. The program waits for the task before MPI is finalized. An exception not collected by
+    then is printed, and ends the program with exit code 1.
 
     >>> InBackground("addition", lambda: 1 + 1).result()
     2
@@ -93,40 +91,40 @@ class InBackground(Generic[Result]):
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        self._begun_in = threading.get_ident()
+        self._started_by = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _running.add(self)
         try:
             self._thread.start()
-        except RuntimeError:  # there are too many
+        except RuntimeError:  # too many threads
             _running.discard(self)
             raise
 
     @property
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """True if `result` would return or raise at once."""
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Wait for the function's end, and leave what it returned or raised to others."""
+        """Wait for the function's end, without taking its result or exception."""
         self._ended.wait()
 
     def result(self) -> Result:
-        """Wait for the function's end; what it returned."""
+        """Wait for the function's end. Return its result, or raise its exception."""
         error = self.error()
         if error is not None:
             raise error
         return cast(Result, self._result)
 
     def error(self) -> BaseException | None:
-        """Wait for the function's end; what it raised, of which the caller tells the user."""
+        """Wait for the function's end. Return its exception, for the caller to report, or None."""
         self.wait()
         _failed.discard(self)
         return self._error
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended with an error of which nobody has been told."""
+        """True if the function ended with an exception not yet collected."""
         return self in _failed
 
     def stop(self) -> None:
@@ -135,42 +133,42 @@ class InBackground(Generic[Result]):
         self._stop()
 
     def end(self) -> None:
-        """Stop it, and wait a little for that."""
+        """Stop the function, and wait up to `ENDED_AFTER_S` for its end."""
         _stop([self])
 
     def _run(self) -> None:
         assert self._function is not None
         try:
             self._result = self._function()
-        except (RankFailed, ProgramEnds) as error:  # of which others tell
+        except (RankFailed, ProgramEnds) as error:  # reported elsewhere
             self._error = error
-        except BaseException as error:  # raised where somebody waits for the result
+        except BaseException as error:  # raised again in `result`
             self._error = error
-            if not is_rank_failure(error):  # of which every rank hears by itself
+            if not is_rank_failure(error):  # every rank notices a rank failure itself
                 _failed.add(self)
         finally:
-            self._function = None  # and what it holds
+            self._function = None  # frees the objects it refers to
             self._ended.set()
             _running.discard(self)
 
 
-def _forget() -> None:
-    """In a child that this process has forked: none of these threads runs there."""
+def _clear_in_child() -> None:
+    """Clear the tasks in a forked child: none of the threads runs there."""
     for tasks in (_running, _failed):
         tasks.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_clear_in_child)
 
 
 @atexit.register
 def _wait_for_all() -> None:
-    """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
+    """Wait for all tasks as Python exits: no thread may be in MPI during MPI_Finalize."""
     _ending.set()
     while waited_for := [task for task in _running.copy() if task._stop is None]:
-        for task in waited_for:  # one may begin another
+        for task in waited_for:  # a task may start another task
             task.wait()
     _stop(_running.copy())
     errors = {str(task._error): task._error for task in _failed if task._error is not None}
-    if errors:  # threads that are ranks may have the same
+    if errors:  # one each: ranks as threads may fail with the same text
         end_at_exit(list(errors.values()))

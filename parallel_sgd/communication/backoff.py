@@ -1,4 +1,4 @@
-"""How a rank waits for what it has to ask for: often at first, then less and less often."""
+"""Polling with increasing pauses."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """Pauses between two questions whether something has come. Local.
+    """Pauses between two checks for an event. Local.
 
-    The first questions follow at once, since answers often do; in between other threads and
-    processes may have the core. Later ones follow after sleeps, each longer than the one before.
+    The first checks follow at once, since answers are often immediate; other threads and processes
+    may use the core in between. Later checks follow after sleeps of increasing length.
 
     Args:
-        sleep: leaves the core to others for so many seconds, or until something comes.
-        at_once: questions before the first sleep.
-        first_s: the first sleep.
-        growth: of each sleep over the one before; 1 where all are alike.
-        longest_s: no sleep is longer.
+        sleep: yields the core for a number of seconds, or until an event.
+        at_once: checks before the first sleep.
+        first_s: first sleep, in seconds.
+        growth: factor between two sleeps; 1 for constant sleeps.
+        longest_s: longest sleep, in seconds.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """Something has come."""
+        """Start again with immediate checks, after an event."""
         self._asked, self._sleep_s = 0, self._first_s
 
     def pause(self) -> None:
-        """Nothing has come yet: leave the core to others for a while."""
+        """Yield the core for a while, after a check without an event."""
         if self._asked < self._at_once:
             self._asked += 1
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart: hosts count time from their own beginnings."""
+"""Compare the clocks of the ranks: each host counts time from its own start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .communicator import Communicator
 
-ROUNDS = 64  #: sums by which clocks are compared; the fastest of them decide
+ROUNDS = 64  #: sums in a comparison of clocks; the fastest sums give the tightest bounds
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class ClockReading:
     """A comparison with the clock of rank 0, in seconds.
 
     Attributes:
-        at_s: when, on this rank's clock.
-        ahead_s: what this rank's clock shows more than rank 0's.
-        uncertain_s: `ahead_s` is right to within this.
+        at_s: time of the comparison, on this rank's clock.
+        ahead_s: this rank's clock minus rank 0's clock.
+        uncertain_s: largest error of `ahead_s`.
     """
 
     at_s: float
@@ -31,17 +31,16 @@ class ClockReading:
 def compare_clocks(
     comm: Communicator, now: Callable[[], float] = time.perf_counter
 ) -> ClockReading:
-    """Compare this rank's clock with that of rank 0, as every rank does at the same time.
+    """Compare this rank's clock with that of rank 0, at the same time on every rank.
 
-    No rank leaves a sum over all ranks before all have entered it. So what one rank's clock shows
-    as it leaves is later than what another's showed as that entered: each sum bounds the difference
-    of two clocks from both sides, and the tightest bounds of many hold.
+    No rank leaves a sum over all ranks before all ranks have entered it. So the time at which rank
+    A leaves is later than the time at which rank B entered. Each sum thus bounds the difference of
+    two clocks from both sides; the tightest bounds of many sums are used.
 
     Args:
         now: the clock.
 
-    Collective: `ROUNDS` sums of one integer, which take some 10 µs each inside a machine, and one
-    broadcast.
+    Collective: `ROUNDS` sums of one integer, some 10 µs each inside a machine, and one broadcast.
     """
     times, nothing = np.empty((ROUNDS, 2)), np.zeros(1, np.int64)
     for interval in times:
@@ -54,15 +53,16 @@ def compare_clocks(
     if comm.rank == 0:
         return ClockReading(at_s, 0.0, 0.0)
     least, most = (times[:, 0] - firsts[:, 1]).max(), (times[:, 1] - firsts[:, 0]).min()
-    # A clock that is being set right meanwhile may make them cross a little.
+    # If a clock is adjusted meanwhile, the bounds may cross a little.
     return ClockReading(at_s, float(least + most) / 2, abs(float(most - least)) / 2)
 
 
 def rank_0_time(time_s: float, begin: ClockReading, end: ClockReading) -> float:
-    """What the clock of rank 0 showed when this rank's showed `time_s`.
+    """Convert a time of this rank's clock to the clock of rank 0. Local.
 
     Args:
-        begin, end: this rank's comparisons; in between the clocks drift evenly. Local.
+        time_s: time on this rank's clock, in seconds.
+        begin, end: this rank's comparisons; in between the clocks drift linearly.
     """
     share = (time_s - begin.at_s) / (end.at_s - begin.at_s)
     return time_s - begin.ahead_s - share * (end.ahead_s - begin.ahead_s)

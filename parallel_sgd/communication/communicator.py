@@ -1,4 +1,4 @@
-"""What the rest of the project knows of communication: ranks and a few collectives on arrays."""
+"""Define the communicator: ranks, their collectives on arrays, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Result = TypeVar("Result")
 PROBLEM = "raise_together"
 
 FINGERPRINT_FACTOR = 1_000_003
-"""Several numbers become one sign: times this, plus the next."""
+"""Combines several numbers into a fingerprint: multiply by this factor, add the next number."""
 
 FINGERPRINT_PRIME = 2**24 - 3
-"""Signs are sent modulo this: their squares, added up over 2**15 ranks, are still int64."""
+"""Modulus of fingerprints: squares summed over 2**15 ranks still fit into int64."""
 
 
 class ConsistencyCheck(Protocol):
-    """What all ranks must have in common as they agree: see `Communicator.agree`.
+    """Compare state between all ranks inside `Communicator.agree`.
 
     Attributes:
-        note: a number of this rank's, 0 or more, that the others are to hear of.
-        notes: the sum of all ranks' notes, as the ranks have agreed.
-        mark: of this rank's minibatch, from 1 to below `FINGERPRINT_PRIME`; 0: it has none. Set by
-            `fingerprint`.
-        marks_equal: whether all ranks had one and the same mark as they agreed.
+        note: a number of this rank, 0 or more; `agree` sums the notes of all ranks.
+        notes: the sum of all ranks' notes in the latest agreement.
+        mark: a mark of this rank's minibatch, from 1 to below `FINGERPRINT_PRIME`; 0 if there is
+            none. Set by `fingerprint`.
+        marks_equal: all ranks had the same mark in the latest agreement.
     """
 
     note: int
@@ -47,34 +47,36 @@ class ConsistencyCheck(Protocol):
     marks_equal: bool
 
     def fingerprint(self, steps: int) -> int:
-        """A whole number, another one where a fact is another one: see `FINGERPRINT_FACTOR`. Local.
+        """Return a fingerprint of the facts: differs if any fact differs. Local.
 
         Args:
-            steps: taken since the ranks have agreed, the same on all.
+            steps: steps taken since the latest agreement, the same on all ranks.
+        Returns:
+            A whole number, combined from the facts by `FINGERPRINT_FACTOR`.
         """
 
     def facts(self) -> dict[str, Any]:
-        """The facts behind the latest sign, by name, for the error where they differ. Local."""
+        """Return the facts behind the latest fingerprint, by name, for error texts. Local."""
 
 
 class Communicator(ABC):
-    """A fixed group of ranks that call the same collectives in the same order.
+    """A fixed group of ranks, which call the same collectives in the same order.
 
     Attributes:
         rank: this process's (or thread's) number, 0 to ``size - 1``.
-        size: how many ranks train together.
-        timeout_s: longest wait of this rank for others, in seconds.
-        trace: where this rank says what its time goes into; duplicates and parts made later share
-            it. Nothing is kept unless it is set to a `Trace`.
-        consistency: what `agree` compares between the ranks beside its arguments.
-        learners: how many have been made with it.
+        size: number of ranks.
+        timeout_s: longest wait of this rank for other ranks, in seconds.
+        trace: records the time of this rank's work; shared by later duplicates and parts. Records
+            nothing unless set to a `Trace`.
+        consistency: compared between the ranks by `agree`, in addition to the arguments of `agree`.
+        learners: number of learners made with this communicator.
         fault_tolerant: training can continue on the remaining ranks, by `reconfigure`; a wait for a
-            failed rank raises a `RanksLost` (`parallel-sgd run --survive`).
-        generation: how often they have.
-        fruitless: reconfigurations in a row in which no rank was missing; 0 after progress.
+            failed rank raises `RanksLost` (`parallel-sgd run --survive`).
+        generation: number of reconfigurations so far.
+        fruitless: number of reconfigurations in a row without a missing rank; 0 after progress.
 
-    Every method here is collective unless it says local. No wait is endless: after the
-    communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
+    Every method is collective unless its documentation says local. Every wait is bounded: after
+    `timeout_s` the waiting rank reports the collective's name and ends the job.
     """
 
     rank: int
@@ -86,47 +88,46 @@ class Communicator(ABC):
     fault_tolerant: ClassVar[bool] = False
     generation: int = 0
     fruitless: int = 0
-    # `worlds` makes the first ones, of the kinds that are known above this file.
+    # Set by `world`: the concrete communicators are defined above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
     _make_single: ClassVar[Callable[[], Communicator]]
     _hosts: list[str] | None = None
     _problem: str | None = None
-    # Of this rank, which the others are about to hear of. If they do not come soon, it is printed:
-    # what follows may end this rank before they do.
+    # A problem of this rank, about to be shared. The watchdog prints it if the other ranks are
+    # late: this rank may end before they arrive.
 
     @staticmethod
     def world(*, timeout_s: float | None = None, cuda_aware: bool = False) -> Communicator:
-        """All ranks that mpiexec started; a single one where the program was started without it.
+        """Return all ranks started by mpiexec, or a single rank without mpiexec.
 
         Args:
-            timeout_s: longest wait in a collective, and here for the other ranks, in seconds; if
-                not given, that of `parallel-sgd run --wait-timeout-s`, or 600.
-            cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
-                take them. By default they are staged through pinned host memory.
+            timeout_s: longest wait in a collective, and here for the other ranks, in seconds; by
+                default the value of `parallel-sgd run --wait-timeout-s`, or 600.
+            cuda_aware: pass CuPy arrays to MPI directly, because you know your MPI accepts device
+                memory. By default arrays are staged through pinned host memory.
         Raises:
-            UserError: an argument is not as required. Or more processes were started than MPI
-                sees: mpiexec and mpi4py belong to different MPIs, torchrun is no launcher of
-                MPI's, or there is no MPI library. Or a rank that has made the world has started
-                this process.
+            UserError: an argument is invalid. Or more processes were started than MPI sees: mpiexec
+                and mpi4py belong to different MPIs, torchrun is no MPI launcher, or there is no MPI
+                library. Or this process was started by a rank with a world of its own.
 
-        Collective. An uncaught exception on any rank ends the job on all: under mpiexec from
-        `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
-        seconds where another rank waits for it.
+        Collective. From `import parallel_sgd` on, an uncaught exception on any rank ends the job on
+        all ranks under mpiexec. `sys.exit` on one rank, or the end of its program, ends the job
+        within seconds if another rank waits for that rank.
         """
         seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
         return Communicator._make_world(seconds, choice("cuda_aware", cuda_aware, BOTH))
 
     def require_whole(self) -> None:
-        """Refuse to train where more processes were started for that than MPI has ranks. Local.
+        """Check that MPI has as many ranks as processes were started for training. Local.
 
         Raises:
-            UserError: by torchrun or `multiprocessing`, say.
+            UserError: more processes were started, for example by torchrun or `multiprocessing`.
         """
-        return None  # what threads are ranks of is whole
+        return None  # a world of threads is always complete
 
     @staticmethod
     def single() -> Communicator:
-        """A world of one rank, without MPI. Local."""
+        """Return a world of one rank, without MPI. Local."""
         return Communicator._make_single()
 
     @abstractmethod
@@ -134,9 +135,9 @@ class Communicator(ABC):
         """Put every rank's `send` into every rank's `receive`, in rank order.
 
         Args:
-            send: `counts[rank]` values; may be the very part of `receive` that it would fill.
+            send: `counts[rank]` values; may be this rank's own part of `receive`.
             receive: ``sum(counts)`` values, written.
-            counts: values from each rank, the same on all.
+            counts: number of values from each rank, the same on all ranks.
         """
 
     @abstractmethod
@@ -152,81 +153,83 @@ class Communicator(ABC):
         """Send the j-th part of `send` to rank j; receive the parts for this rank in rank order.
 
         Args:
-            send, send_counts: ``sum(send_counts)`` values, `send_counts[j]` of them for rank j.
+            send, send_counts: ``sum(send_counts)`` values, `send_counts[j]` for rank j.
             receive, receive_counts: written, `receive_counts[k]` values from rank k.
-            most: values that any rank sends or receives in all, the same on all ranks; None where
-                each has much less than 2^30.
+            most: upper bound on the values sent or received by any rank, the same on all ranks;
+                None if every rank has much less than 2^30.
         """
 
     @abstractmethod
     def broadcast(self, array: Array, root: int = 0) -> None:
-        """Make `array` on all ranks what it is on `root`, in place."""
+        """Copy `array` from rank `root` to all ranks, in place."""
 
     @abstractmethod
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sum over the ranks of a few int64 (exact, so the order does not matter)."""
+        """Return the sum over the ranks of a few int64 values (exact in any order)."""
 
     def allgather_object(self, item: Any) -> list[Any]:
-        """Every rank's `item`, in rank order: for small things at the start and in errors.
+        """Return every rank's `item`, in rank order: for small objects at the start and in errors.
 
         Args:
-            item: None, a bool, int, float, complex, str, bytes, Path, one of NumPy's arrays (not of
-                objects) and numbers, or a tuple, list, dict, set or frozenset of such; arrives as
-                it is. Nothing is pickled.
+            item: None, a bool, int, float, complex, str, bytes, Path, a NumPy array (not of
+                objects) or number, or a tuple, list, dict, set or frozenset of these. The type is
+                preserved. Nothing is pickled.
         Raises:
-            SharedError: on all ranks, if one has anything else for an item, or has called
-                `raise_together` instead, with a problem.
+            SharedError: on all ranks, if the item of any rank has another type, or if a rank called
+                `raise_together` with a problem instead.
         """
         return self._gather("allgather_object", item)
 
     @abstractmethod
     def _allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order: for `allgather_object`."""
+        """Return every rank's bytes, in rank order: the transport of `allgather_object`."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
-        """The same ranks, apart: its collectives may run in another thread, beside these.
+        """Return a separate communicator of the same ranks, for collectives in another thread.
 
         Raises:
-            SharedError: on all ranks, where MPI does not allow that (no MPI_THREAD_MULTIPLE).
+            SharedError: on all ranks, if MPI does not support threads (no MPI_THREAD_MULTIPLE).
         """
 
     @abstractmethod
     def split(self, group: int) -> Communicator:
-        """Those of these ranks that give the same number, in the same order."""
+        """Return a communicator of the ranks with the same `group` number, in the same order."""
 
     @abstractmethod
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
-        """This rank's side of messages with some of the others, or with itself.
+        """Return this rank's endpoint for requests and replies. Local.
 
         Args:
-            peers: whom it hears and talks to.
-            serving: whether it gets requests and replies to them, or makes them. A rank may have
-                one endpoint of each side.
+            peers: ranks to exchange messages with; may include this rank.
+            serving: receive requests and send replies, instead of the reverse. A rank may have one
+                endpoint of each kind.
 
-        Local. Make it on a communicator of its own (`duplicate`), in which nobody else has one.
+        Use a separate communicator for each endpoint (`duplicate`).
         """
 
     @abstractmethod
     def messages(self) -> Messages:
-        """For messages to and from any of the ranks, beside the collectives.
+        """Return a channel for array messages between ranks, independent of the collectives. Local.
 
-        Local. Two that are in use at the same time need a communicator each (`duplicate`).
+        Two channels in use at the same time need a communicator each (`duplicate`).
         """
 
     def revoke(self) -> None:
-        """Interrupt all ranks, wherever they wait, so that they call `reconfigure`. Communicators
-        made of this one are invalid afterwards. Local; needs `fault_tolerant`."""
+        """Interrupt all waiting ranks, so that every rank calls `reconfigure`. Local.
+
+        Communicators made from this one are invalid afterwards. Needs `fault_tolerant`.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
     def reconfigure(self, *, allow_join: bool) -> None:
-        """Go on with the ranks that are left: `rank`, `size`, and `world_ranks` become theirs.
+        """Continue with the remaining ranks: update `rank`, `size` and `world_ranks`.
 
         Args:
-            grows: whether ranks in reserve may join, as far as this rank is concerned. They do
-                where all allow it.
+            allow_join: this rank allows standby ranks to join. Standby ranks join only if all ranks
+                allow it.
 
-        Collective among all that are left, after `revoke` on any of them.
+        Collective among all remaining ranks, after `revoke` on any rank.
         """
         before = self.world_ranks
         try:
@@ -238,11 +241,14 @@ class Communicator(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
     def end_replay_log(self) -> None:  # noqa: B027
-        """The ranks begin to train: those that join later know what was done together so far."""
+        """Stop recording collectives for ranks that join later: training begins."""
 
     def rebind(self, other: Communicator) -> None:
-        """Go on as another one, whose ranks have taken the place of this one's, for all who hold
-        this one. Local."""
+        """Take over the state of another communicator, for all holders of this object. Local.
+
+        Args:
+            other: a communicator of the ranks that replace this one's. The trace is kept.
+        """
         trace = self.trace
         self._hosts = None
         self.__dict__.update(other.__dict__)
@@ -250,76 +256,80 @@ class Communicator(ABC):
 
     @property
     def failed_ranks(self) -> Sequence[int]:
-        """Those of the world that are known to have died. Local."""
+        """Failed ranks known so far, by world rank. Local."""
         return ()
 
     @property
     def spares(self) -> int:
-        """How many ranks are missing of the whole group, and in reserve. Local."""
+        """Number of missing ranks for which a standby rank is available. Local."""
         return 0
 
     def close(self) -> None:  # noqa: B027
-        """Give back what this communicator takes up in MPI, which has room for some thousands.
+        """Free the communicator's resources in MPI.
 
-        Nothing may be under way on it. Those that were made of it live on. Later calls are refused;
-        closing it again does nothing. Collective, but waits for nobody.
+        MPI has room for some thousands of communicators. No operation may be pending. Communicators
+        made from this one stay valid. Later calls raise a UserError; a second `close` does nothing.
+        Collective, but waits for no rank.
         """
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, frames: object) -> None:
-        """Closed, unless an error may have kept other ranks from coming here."""
+        """Close the communicator, unless an error may keep other ranks from closing theirs."""
         if error is None or isinstance(error, SharedError):
             self.close()
 
     @property
     def world_ranks(self) -> Sequence[int]:
-        """What these ranks are called in the whole world, in their order: errors do so. Local."""
+        """World ranks of this communicator's ranks, in order; used in error texts. Local."""
         return range(self.size)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called `barrier`."""
         self.sum_integers(np.zeros(1, np.int64))
 
     @property
     @abstractmethod
     def host(self) -> str:
-        """The name of the machine that this rank runs on. Local."""
+        """Name of this rank's machine. Local."""
 
     @property
     def hosts(self) -> list[str]:
-        """The machine of every rank. Collective at its first use."""
-        if self._hosts is None:  # cached_property, before Python 3.12, lets one thread in at a time
+        """Machine name of every rank. Collective on first use."""
+        if self._hosts is None:  # cached_property locks threads until Python 3.12
             self._hosts = self.allgather_object(self.host)
         return self._hosts
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among the ranks of its machine. Collective at the first use."""
+        """This rank's number among the ranks of its machine. Collective on first use."""
         return self.hosts[: self.rank].count(self.host)
 
     @property
     def local_size(self) -> int:
-        """How many ranks share this rank's machine. Collective at the first use."""
+        """Number of ranks on this rank's machine. Collective on first use."""
         return self.hosts.count(self.host)
 
     def print(self, *values: object, **options: Any) -> None:
-        """Python's `print` on rank 0, and nothing on the others: so that what all ranks have
-        computed together is said once. Local."""
+        """Print on rank 0 only. Local.
+
+        Args:
+            values, options: as for Python's `print`.
+        """
         if self.rank == 0:
             print(*values, **options)
 
     def raise_together(self, problem: str | None) -> None:
-        """Raise on every rank if any rank has a problem; return if none has.
+        """Raise on every rank if any rank has a problem; return if no rank has one.
 
         Args:
-            problem: what is wrong on this rank, in one line, or None.
+            problem: description of this rank's problem in one line, or None.
         Raises:
-            SharedError: on all ranks, naming the ranks that have the problem, or what a rank gives
-                that is no text.
+            SharedError: on all ranks, naming the ranks with the problem, or a rank's `problem` of a
+                type other than text.
         """
-        if not isinstance(problem, str | None):  # the other ranks wait, and must be told
+        if not isinstance(problem, str | None):  # report it to the waiting ranks, too
             problem = f"problem={shown(problem)} must be a text, or None"
         self._problem = problem
         try:
@@ -328,14 +338,14 @@ class Communicator(ABC):
             self._problem = None
 
     def _gather(self, kind: str, item: Any) -> list[Any]:
-        """Every rank's item, where no rank has come with a problem instead."""
+        """Gather every rank's item. Raise on all ranks if a rank came with a problem instead."""
         try:
             own = packed([kind, item])
         except UserError as error:
             self.raise_together(str(error))
             raise
-        everywhere = [unpacked(theirs) for theirs in self._allgather_bytes(own)]
-        problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
+        gathered = [unpacked(remote) for remote in self._allgather_bytes(own)]
+        problems = [remote if kind == PROBLEM else None for kind, remote in gathered]
         where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if where:
             diverged = all(isinstance(text, NotFinite) for text in where)
@@ -345,10 +355,10 @@ class Communicator(ABC):
                     for text, ranks in where.items()
                 )
             )
-        different = different_calls([kind for kind, _ in everywhere], self.world_ranks)
+        different = different_calls([kind for kind, _ in gathered], self.world_ranks)
         if different:
             raise SharedError(different)
-        return [theirs for _, theirs in everywhere]
+        return [remote for _, remote in gathered]
 
     def agree(
         self,
@@ -358,19 +368,20 @@ class Communicator(ABC):
         equal: Mapping[str, int] | None = None,
         steps: int = 1,
     ) -> int:
-        """The sum of `samples` over the ranks, once no rank is known to have a problem.
+        """Return the sum of `samples` over the ranks, after checking for problems on any rank.
 
-        The one place where ranks in training wait for each other before anything is changed: a rank
-        that cannot go on calls this with its problem where the others call it with their samples.
+        During training, ranks wait for each other only here, before any state changes. A rank with
+        a problem calls `agree` with that problem; the other ranks call `agree` with their samples.
 
         Args:
-            problem: what is wrong on this rank, in one line, or None.
-            samples: of this rank.
-            alike: what must be the same on all ranks, by name, beside what they have `consistency`.
-            steps: that the ranks have taken since they agreed; so that what takes a while is
-                compared now and then.
+            problem: description of this rank's problem in one line, or None.
+            samples: number of samples of this rank.
+            equal: integers required to be equal on all ranks, by name, in addition to
+                `consistency`.
+            steps: steps taken since the latest agreement. Expensive comparisons run only every few
+                steps.
         Raises:
-            SharedError: on all ranks, if any has a problem, or if what must be the same differs.
+            SharedError: on all ranks, if any rank has a problem, or if required values differ.
 
         Cost: one sum of seven integers.
         """
@@ -394,7 +405,8 @@ class Communicator(ABC):
         total, problems, fingerprints, squares, notes, marks, mark_squares = sums
         if problems:
             self.raise_together(problem)
-        if self.size * squares != fingerprints * fingerprints:  # equal only where all signs are
+        # All K fingerprints f are equal exactly if K·Σf² = (Σf)² (Cauchy-Schwarz).
+        if self.size * squares != fingerprints * fingerprints:
             self.require_agreement(
                 {**(consistency.facts() if consistency else {}), **(equal or {})}
             )
@@ -404,12 +416,14 @@ class Communicator(ABC):
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:
-        """Call `prepare` on every rank; if it raises a UserError on any, all raise.
+        """Call `prepare` on every rank; raise on all ranks if it raises a UserError on any rank.
 
         Args:
-            prepare: anything local, such as loading a file that a rank may lack.
+            prepare: any local function, such as loading a file.
+        Returns:
+            The result of `prepare` on this rank.
         Raises:
-            SharedError: on all ranks, with the lines of those that failed.
+            SharedError: on all ranks, with the messages of the failed ranks.
         """
         result, problem = None, None
         try:
@@ -420,23 +434,23 @@ class Communicator(ABC):
         return cast(Result, result)
 
     def require_agreement(self, facts: dict[str, Any]) -> None:
-        """Check that all ranks were given the same.
+        """Check that all ranks have equal facts.
 
         Args:
-            facts: what must agree, by name; compared by `repr`. A rank that lacks one differs.
+            facts: values by name, compared by `repr`. A missing name counts as a difference.
         Raises:
-            SharedError: on all ranks, naming the first fact that differs and who has what, or what
-                a rank gives that is no mapping from names.
+            SharedError: on all ranks, naming the first different fact with the value of each rank,
+                or a rank's `facts` of a type other than a mapping from names.
         """
         try:
             named = mapping("facts", facts, optional=False)
         except UserError as error:
-            self.raise_together(str(error))  # the other ranks wait, and must be told
+            self.raise_together(str(error))  # report it to the waiting ranks, too
             raise
         texts = {name: with_plain_paths(repr(value)) for name, value in named.items()}
-        everywhere = self._gather("require_agreement", texts)
-        for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
-            values = [theirs.get(name, "nothing") for theirs in everywhere]
+        gathered = self._gather("require_agreement", texts)
+        for name in dict.fromkeys(name for remote in gathered for name in remote):
+            values = [remote.get(name, "nothing") for remote in gathered]
             if different := different_values(name, values, self.world_ranks):
                 raise SharedError(different)
 
@@ -445,7 +459,7 @@ class Communicator(ABC):
 
 
 class Closed:
-    """Takes the place of what a closed communicator worked with, and refuses all use."""
+    """Stand-in for the internals of a closed communicator: refuses all use."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise UserError("this communicator is closed: after close() it cannot be used any more")

@@ -1,7 +1,7 @@
-"""Messages from one rank to another: a header of 16 numbers, and for some of them a body.
+"""Requests and replies between two ranks: a header of 16 integers, optionally with a body.
 
-Collectives make all ranks wait for each other. A parameter server must not: it takes what comes,
-from whom it comes, and sleeps when nothing does.
+Collectives make all ranks wait for each other. A parameter server must not wait: it handles
+requests in the order of arrival, from any rank, and sleeps if there are none.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ Result = TypeVar("Result")
 
 
 class Transfer(Protocol):
-    """A body on its way. The array that it is sent from, or received into, belongs to it.
+    """A message body in flight. The transfer owns its array until done.
 
     Attributes:
-        peer: to or from whom.
+        peer: the rank at the other end.
     """
 
     peer: int
 
     def done(self) -> bool:
-        """Whether it has ended; moves it on.
+        """Return True once the transfer is complete; also drives its progress.
 
         Raises:
-            RanksLost: it never will.
-            OtherLength: it has, and what was received is something else.
+            RanksLost: the peer has failed.
+            OtherLength: the received body differs in length from the array.
         """
 
 
 class OtherLength(Exception):
-    """A body has come that is not of the length that its header has announced."""
+    """The received body differs in length from the announcement in its header."""
 
 
 class Endpoint(ABC):
     """One side of the messages between this rank and its peers.
 
-    The next header of every peer is always being received (MPI: a receive is posted before it is
-    sent), and is given once by `arrivals`. The next one after it is received from `listen` on. A
-    peer's messages come in their order. Everything here is local.
+    A receive for the next header of every peer is always posted (MPI: before the header is sent).
+    `arrivals` returns each header once; `listen` then posts the receive for the next one. Messages
+    of a peer arrive in order. All methods are local.
 
     Attributes:
-        rank: of this side.
+        rank: this rank.
         peers: the ranks at the other side.
-        timeout_s: longest wait for one of them.
+        timeout_s: longest wait for a peer, in seconds.
     """
 
     rank: int
@@ -64,95 +64,111 @@ class Endpoint(ABC):
 
     @abstractmethod
     def listen(self, peer: int) -> None:
-        """Begin to receive a peer's next header."""
+        """Post the receive for a peer's next header."""
 
     @abstractmethod
     def arrivals(self) -> list[tuple[int, Header]]:
-        """Headers that have come since the last call, with their senders; does not wait.
+        """Return headers received since the last call, with their senders, without waiting.
 
         Raises:
-            RanksLost: a rank has died, where the others survive that.
+            RanksLost: a rank has failed, and the job is fault-tolerant.
         """
 
     @abstractmethod
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        """Begin to receive the body that follows a header.
+        """Begin to receive the body after a header.
 
         Args:
-            body: uint8, of just the length that was sent, written.
+            body: uint8 array of exactly the sent length, written.
         """
 
     @abstractmethod
     def next_body_length(self, peer: int) -> int:
-        """The length of the next body, which comes just before its header; 0 where there is none,
-        or it is not known yet."""
+        """Return the bytes of the next body, or 0 if there is none or the length is unknown.
+
+        A body arrives just before its header.
+        """
 
     @abstractmethod
     def discard(self, peer: int) -> None:
-        """Throw away the body that has come with a header which does not say its length."""
+        """Discard the body of a header without a valid length."""
 
     @abstractmethod
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        """Begin to send; neither array may be changed before that has ended. An empty body is
-        none."""
+        """Begin to send a header and its body.
+
+        Neither array may change before the transfer is done.
+
+        Args:
+            body: uint8; None or empty sends the header alone.
+        """
 
     @abstractmethod
     def idle(self, seconds: float) -> None:
-        """Leave the core to others for so long, or until something comes."""
+        """Yield the core for `seconds`, or until a message arrives."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening: at the end, when nothing more is to come."""
+        """Stop listening, once no more messages are expected."""
 
     @abstractmethod
     def finished_peers(self) -> list[int]:
-        """Peers whose program has ended, as far as is known: of them comes nothing but what is on
-        its way already."""
+        """Return peers with finished programs, as far as known.
+
+        Only messages already in flight can still arrive from these peers.
+        """
 
     def abandon(self) -> None:  # noqa: B027
-        """Ranks have died, and the communicator is revoked: wait until nothing that was begun here
-        reads or writes an array any more. There are no messages after it."""
+        """Wait until no pending operation reads or writes an array, after `revoke`.
+
+        For endpoints of a failed communicator. No messages are possible afterwards.
+        """
 
     def continues_without(self, peer: int) -> bool:
-        """Whether the others go on without a peer that has been silent for `timeout_s`: then it is
-        gone, or soon is. Else the job is to end. Local."""
+        """Return True if training continues without a peer silent for `timeout_s`. Local.
+
+        True means the peer has exited or is being evicted. False means the job must end.
+        """
         return False
 
     def show_stacks(self, peer: int, why: str) -> None:  # noqa: B027
-        """A peer lets this rank wait, which is to end the job: say what the peer does, and have all
-        ranks write their stacks, where they have logs of their own. Takes a second or two.
+        """Report the state of a peer after a timeout.
+
+        All ranks with their own logs write their stacks.
 
         Args:
-            why: this rank asks, after "rank 3".
+            why: the reason, as the text after "rank 3".
+
+        Cost: a second or two.
         """
 
     @abstractmethod
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
-        """Around a wait for one peer, which is not endless.
+        """Return a context manager to bound a wait for one peer.
 
         Args:
-            name: of what is waited for, or waited in.
+            name: name of the awaited message, for error texts.
 
-        It ends after `timeout_s`, or two seconds after it is known that the peer has left: over MPI
-        with the job; between threads by a UserError of `arrivals`.
+        The wait ends after `timeout_s`, or two seconds after the peer is known to have finished.
+        Over MPI the job ends; between threads `arrivals` raises a UserError.
         """
 
     def backoff(self, *, moving: bool = False) -> Backoff:
-        """Between two questions whether something has come.
+        """Return the pauses between two checks for messages.
 
         Args:
-            moving: bodies are under way, which some MPIs move on only when they are asked: ask more
-                often, for some milliseconds without a sleep.
+            moving: bodies are in flight. Some MPIs make progress only when polled, so poll more
+                often, for some milliseconds without sleeping.
         """
         if moving:
             return Backoff(self.idle, at_once=400, first_s=2e-5, growth=1.1, longest_s=5e-5)
         return Backoff(self.idle, at_once=40, first_s=2e-5, growth=1.1)
 
     def until(self, ready: Callable[[], Result | None]) -> Result:
-        """What `ready` returns, as soon as that is something; meanwhile the core is left to others.
+        """Call `ready` until its result is not None, and return the result.
 
-        The first tenth of a millisecond is spent asking, since answers often come at once; then
-        this rank sleeps between two questions, longer and longer, to a millisecond at most.
+        The first tenth of a millisecond is spent polling, since replies are often immediate. Then
+        this rank sleeps between two calls, longer each time, up to a millisecond.
         """
         backoff = self.backoff()
         while (result := ready()) is None:
@@ -160,7 +176,13 @@ class Endpoint(ABC):
         return result
 
     def finish(self, transfers: Iterable[Transfer], name: str = "messages") -> None:
-        """Until all have ended; each is a wait of this name. Raises as their `done`."""
+        """Wait until all transfers are done.
+
+        Args:
+            name: name of the wait, for error texts.
+        Raises:
+            RanksLost, OtherLength: as `Transfer.done`.
+        """
         backoff = self.backoff(moving=True)
         for transfer in transfers:
             with self.watched(name, transfer.peer):
@@ -169,12 +191,14 @@ class Endpoint(ABC):
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The bytes of a contiguous array, without a copy."""
+    """Return a view of a contiguous array as bytes [n], uint8, without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
 def send_and_receive_tags(serving: bool) -> tuple[int, int]:
-    """What a side sends with and what it listens to: requests and replies never mix, even where a
-    worker and a server are threads of one rank. A body's tag is its header's and 1."""
+    """Return the tags for sending and receiving headers. The tag of a body is one higher.
+
+    Requests and replies have different tags, so a worker and a server can be threads of one rank.
+    """
     request, reply = 10, 20
     return (reply, request) if serving else (request, reply)

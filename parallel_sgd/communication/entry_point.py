@@ -1,4 +1,4 @@
-"""How our own programs run on a rank: whatever ends one other than success ends the job on all."""
+"""Entry points of our own programs: any end of a rank except success ends the job on all ranks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .timeouts import LONGEST_S
 
 @contextlib.contextmanager
 def abort_on_error() -> Iterator[None]:
-    """Run an entry point: whatever ends it other than success ends the job on every rank.
+    """Run an entry point. Any end except success ends the job on every rank.
 
-    What the user can mend (a UserError, a full disk) prints one line, any other exception its
-    traceback, each line led by ``[rank k]``, and once for all ranks that say the same where the
-    launcher prints it; `sys.exit` with a code other than 0 keeps its code.
-    `Preempted`, which all ranks raise, ends each of them as its program's end would; a program that
-    catches it, and goes on, has not left.
-    The rank then waits until the others have printed a SharedError, or else `abort.GRACE_S`, in
-    case they have the same error, and calls MPI_Abort. With one rank there is no one to stop: it
-    prints the same and exits.
+    An error for the user to fix (a UserError, a full disk) prints one line, any other exception its
+    traceback. Each line begins with ``[rank k]``. If the launcher prints errors, equal errors of
+    several ranks are printed once. `sys.exit` with a code other than 0 keeps its code. `Preempted`,
+    raised on all ranks, ends each rank like the end of its program; a program may also catch it and
+    continue.
+    The rank then waits until all ranks have printed a SharedError, or otherwise `abort.GRACE_S` in
+    case they have the same error, and calls MPI_Abort. With a single rank it prints the same and
+    exits.
 
     Local. Example::
 
@@ -59,7 +59,7 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """The exit code that `python` would end with, in 0 … 255."""
+    """Return the exit code of `python` for this SystemExit, in 0 … 255."""
     if error.code is None:
         return 0
     if not isinstance(error.code, int):
@@ -68,11 +68,14 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _join_others() -> None:
-    """This rank ends well. If MPI is not up, the others may wait for it there: start MPI, so that
-    they find out as from any rank that has left (`departures`)."""
+    """Start MPI as this rank ends successfully, if MPI is not initialized.
+
+    The other ranks may be waiting in MPI_Init. They then learn of this rank's end from the finish
+    protocol.
+    """
     if not has_other_ranks() or running_mpi() is not None or mpi_is_finalized():
         return
-    with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
+    with contextlib.suppress(ImportError, RuntimeError, UserError):  # no MPI: no rank waits in it
         from .mpi.communicator import mpi_world
 
         mpi_world(timeout_s=LONGEST_S, cuda_aware=False)

@@ -1,8 +1,8 @@
-"""What the launcher that started this process says in its environment: size, rank, name.
+"""Read the launcher's environment variables: size, rank, name.
 
-Nothing here imports MPI, so it also works before MPI is up, and where MPI and the launcher do not
-know each other: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worlds of one rank each,
-and says nothing. Everything is local (no communication).
+Nothing here imports MPI, so it also works before MPI is initialized, and if MPI and the launcher do
+not match: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worlds of one rank each,
+without a message. Everything is local (no communication).
 
 Seen with the wheels: Open MPI 5.0 sets OMPI_COMM_WORLD_{SIZE,RANK,LOCAL_SIZE}; MPICH 5.0 sets
 PMI_{SIZE,RANK} and MPI_LOCALNRANKS.
@@ -20,13 +20,13 @@ from ..errors import UserError
 #: Set by `parallel-sgd run`: the number of ranks that the user asked for.
 REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
 
-#: Set by `parallel-sgd run --servers N`: how many of the ranks, the last ones, serve parameters.
+#: Set by `parallel-sgd run --servers N`: number of parameter servers, the last ranks.
 SERVERS = "PARALLEL_SGD_SERVERS"
 
-#: Set by whoever starts processes apart: whether this one is a "worker" or a "server".
+#: Set by programs that start processes separately: "worker" or "server".
 ROLE = "PARALLEL_SGD_ROLE"
 
-#: What PaddlePaddle's users set for the same, and its values.
+#: PaddlePaddle's variable for the same, and its values.
 PADDLE_ROLE, _PADDLE_ROLES = "TRAINING_ROLE", {"TRAINER": "worker", "PSERVER": "server"}
 
 #: Set by `parallel-sgd run` for the options of the same names: see `command_line.surroundings`.
@@ -36,48 +36,48 @@ GPUS_PER_RANK, INTERFACE, LOG_DIR = (
     "PARALLEL_SGD_LOG_DIR",
 )
 
-#: Set by `parallel-sgd run --wait-timeout-s S`: the longest wait of a rank for others, where its
-#: program does not say.
+#: Set by `parallel-sgd run --wait-timeout-s S`: the default of the longest wait for other ranks.
 WAIT_TIMEOUT_S = "PARALLEL_SGD_WAIT_TIMEOUT_S"
 
-#: Set to 1 by `parallel-sgd run` where it writes to a terminal itself: its ranks write to mpiexec.
+#: Set to 1 by `parallel-sgd run` if it writes to a terminal; its ranks write to mpiexec.
 TERMINAL = "PARALLEL_SGD_TERMINAL"
 
-#: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
+#: Set to 1 by `parallel-sgd run --survive`: the remaining ranks continue after a rank failure.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
 
-#: Set by `parallel-sgd run --spares N`: how many of the ranks, the last ones, wait in reserve.
+#: Set by `parallel-sgd run --spares N`: number of standby ranks, the last ones of the world.
 SPARES = "PARALLEL_SGD_SPARES"
 
-#: Set by `parallel-sgd run`: where ranks on its host sign on and off.
+#: Set by `parallel-sgd run`: folder for the status of ranks: see `rank_status`.
 FOLDER = "PARALLEL_SGD_FOLDER"
 
-#: Set to 1 by `parallel-sgd run` where it prints the errors of its ranks: see `attendance`.
+#: Set to 1 by `parallel-sgd run` if it prints the errors of its ranks: see `rank_status`.
 ERRORS = "PARALLEL_SGD_ERRORS"
 
-#: Set by each rank for the processes that it starts: see `rank_process`.
+#: Set by each rank for its child processes: see `rank_process`.
 RANK_PROCESS = "PARALLEL_SGD_RANK_PROCESS"
 
-#: Set by `parallel-sgd run --restarts` and `--requeue`: a name of this job, the same each time that
-#: it is started, and how often it has been started again.
+#: Set by `parallel-sgd run --restarts` and `--requeue`: the job's name, the same for every restart,
+#: and the number of restarts.
 JOB, RESTART = "PARALLEL_SGD_JOB", "PARALLEL_SGD_RESTART"
 
 #: Set by `parallel-sgd run` for the options of the same names: see `preemption`.
 PREEMPT_ON, REQUEUE = "PARALLEL_SGD_PREEMPT_ON", "PARALLEL_SGD_REQUEUE"
 
 EAGER_BYTES = 320 << 10
-"""More than a piece of an exchange. Of longer messages over TCP Open MPI sends one at a time, in
-one direction at a time: between two hosts at half the rate of the link (docs/experiments.md)."""
+"""Eager limit for Open MPI, in bytes: larger than a piece of an exchange. Open MPI sends longer
+messages over TCP one at a time, in one direction at a time: between two hosts at half the rate of
+the link (docs/experiments.md)."""
 
 #: MPI libraries that share MPICH's way of starting (Hydra, PMI).
 _MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
 
-#: From here Slurm numbers its own steps (batch script, interactive shell): not started by srun.
+#: First number of Slurm's own steps (batch script, interactive shell), not started by srun.
 _SLURM_OWN_STEPS = 0xFFFFFFF0
 
 
 class _Launcher(NamedTuple):
-    """The names of one launcher's environment variables."""
+    """Names of one launcher's environment variables."""
 
     name: str
     size: tuple[str, ...]
@@ -87,15 +87,15 @@ class _Launcher(NamedTuple):
 
 
 def _names_from(name: str, prefix: str) -> _Launcher:
-    """A launcher whose variables are named alike."""
+    """Return a launcher whose variables share a prefix."""
     size, rank, *local = (f"{prefix}_{n}" for n in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"))
     return _Launcher(name, (size,), rank, *local)
 
 
 _SRUN_LOCAL = "SLURM_LOCALID"
 
-# The innermost launcher first: Open MPI and MPICH start their daemons through srun, so Slurm's
-# variables are there too, and count the daemons.
+# Innermost launcher first: Open MPI and MPICH start their daemons by srun, so Slurm's variables are
+# set, too, and count the daemons.
 _LAUNCHERS = (
     _names_from("Open MPI's mpiexec", "OMPI_COMM_WORLD"),
     _names_from("MVAPICH's mpiexec", "MV2_COMM_WORLD"),
@@ -126,25 +126,25 @@ _LAUNCHER_NAMES = (
 
 
 def output_is_terminal() -> bool:
-    """Whether this process's standard output and error are terminals. Local."""
+    """Return True if this process's standard output and error are terminals. Local."""
     try:
         return sys.stdout.isatty() and sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # missing or closed
         return False
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
-    """How many ranks the launcher that started this process says there are.
+    """Return the number of ranks started by the launcher; None for plain `python`.
 
-    Returns:
-        The number of ranks; None where no launcher started this process (plain `python`).
+    Args:
+        environ: environment variables; by default this process's.
     """
     launcher, environ = _launcher(environ)
     return read_integer(environ, *launcher.size) if launcher else None
 
 
 def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
-    """This process's rank according to its launcher; None where none started it or none says."""
+    """Return this process's rank from its launcher; None if unknown."""
     launcher, environ = _launcher(environ)
     if launcher is None:
         return read_integer(environ, "PMIX_RANK")
@@ -152,25 +152,26 @@ def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def launched_local_size(environ: Mapping[str, str] | None = None) -> int | None:
-    """How many of the ranks are on this node according to the launcher; None where unknown."""
+    """Return the launcher's number of ranks on this node; None if unknown."""
     launcher, environ = _launcher(environ)
     return read_integer(environ, launcher.local_size) if launcher else None
 
 
 def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
-    """This process's number among the ranks on its node according to the launcher; None where no
-    launcher says it. mpiexec's ranks in a batch job of Slurm inherit a SLURM_LOCALID that is not
-    theirs."""
+    """Return this process's number among the ranks on its node; None if unknown.
+
+    mpiexec's ranks in a Slurm batch job inherit a SLURM_LOCALID that is not their own.
+    """
     launcher, environ = _launcher(environ)
     if launcher is None:
         return None
-    if launcher_name(environ) == "srun":  # which may also have set PMI_SIZE
+    if launcher_name(environ) == "srun":  # srun may set PMI_SIZE, too
         return read_integer(environ, _SRUN_LOCAL)
     return read_integer(environ, launcher.local_rank)
 
 
 def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """What started this process, in words ("Open MPI's mpiexec"); None for plain `python`."""
+    """Return the launcher's name in words ("Open MPI's mpiexec"); None for plain `python`."""
     launcher, environ = _launcher(environ)
     if launcher is None:
         return "a PMIx launcher" if "PMIX_RANK" in environ else None
@@ -180,20 +181,22 @@ def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def is_hydra(environ: Mapping[str, str]) -> bool:
-    """Whether MPICH's mpiexec started this process: srun too may set PMI_SIZE, but not the rest."""
+    """Return True if MPICH's mpiexec started this process. srun may set only PMI_SIZE."""
     return "PMI_SIZE" in environ and "MPI_LOCALNRANKS" in environ
 
 
 def job_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """Of a job that is started again where it is lost: the same each time; None: it is not. Where
-    no launcher of ours has said it, a job that Slurm requeues has Slurm's number."""
+    """Return the name of a restartable job, the same for every restart; None otherwise.
+
+    Without a name from our launcher, a job requeued by Slurm has Slurm's number.
+    """
     environ = os.environ if environ is None else environ
     number = environ.get("SLURM_JOB_ID") if environ.get(REQUEUE) == "1" else None
     return environ.get(JOB) or (f"slurm-{number}" if number else None)
 
 
 def restarts(environ: Mapping[str, str] | None = None) -> int:
-    """How often this job has been started again; 0 where nobody says."""
+    """Return the number of restarts of this job; 0 if unknown."""
     environ = os.environ if environ is None else environ
     count = read_integer(environ, RESTART)
     if count is None and environ.get(REQUEUE) == "1":
@@ -202,13 +205,13 @@ def restarts(environ: Mapping[str, str] | None = None) -> int:
 
 
 def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
-    """How many ranks the user wants as parameter servers: the last ones of the world.
+    """Return the requested number of parameter servers: the last ranks of the world.
 
     Returns:
-        The number (0: every rank serves a part beside training); None where nothing is said.
+        The number (0: every rank serves a part in addition to training); None if not set.
 
     Raises:
-        UserError: what is said is not a whole number, at least 0.
+        UserError: the value is not a whole number, at least 0.
     """
     environ = os.environ if environ is None else environ
     if SERVERS not in environ:
@@ -220,14 +223,15 @@ def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
-    """What this process is to be, where whoever started it has said so: PARALLEL_SGD_ROLE, or as
-    PaddlePaddle's users say it, TRAINING_ROLE.
+    """Return the requested role of this process.
+
+    Read from PARALLEL_SGD_ROLE, or from PaddlePaddle's TRAINING_ROLE.
 
     Returns:
-        "worker" or "server"; None where nothing is said.
+        "worker" or "server"; None if not set.
 
     Raises:
-        UserError: what is said is neither, or the two contradict each other.
+        UserError: the value is neither, or the two variables differ.
     """
     environ = os.environ if environ is None else environ
     said = {}
@@ -248,17 +252,21 @@ def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether ranks shall go on where another has died: `parallel-sgd run --survive`."""
+    """Return True if training continues after rank failures: `parallel-sgd run --survive`."""
     return (os.environ if environ is None else environ).get(SURVIVE) == "1"
 
 
 def requested_spares(environ: Mapping[str, str] | None = None) -> int:
-    """How many ranks wait in reserve, the last ones of the world: `parallel-sgd run --spares`."""
+    """Return the number of standby ranks, the last of the world: `parallel-sgd run --spares`."""
     return read_integer(os.environ if environ is None else environ, SPARES) or 0
 
 
 def same_mpi_family(one: str, other: str) -> bool:
-    """Whether two vendors ("Open MPI", "MPICH", "Intel MPI", …) start each other's programs."""
+    """Return True if two MPI vendors start each other's programs.
+
+    Args:
+        one, other: vendors, such as "Open MPI", "MPICH", "Intel MPI".
+    """
     one, other = one.lower(), other.lower()
     if one.startswith(_MPICH_FAMILY):
         return other.startswith(_MPICH_FAMILY)
@@ -266,13 +274,13 @@ def same_mpi_family(one: str, other: str) -> bool:
 
 
 def launcher_supports(launcher: str, vendor: str) -> bool:
-    """Whether a launcher, by its name, can start ranks of this MPI; srun and the like start any."""
+    """Return True if a launcher can start ranks of this MPI; srun and similar start any MPI."""
     owner, mpiexec, _ = launcher.partition("'s mpiexec")
     return not mpiexec or same_mpi_family(owner, vendor)
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment without the launcher's traces, for a process of its own."""
+    """Copy an environment without the launcher's variables, for an independent process."""
     return {
         name: value
         for name, value in environ.items()
@@ -281,7 +289,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapping[str, str]]:
-    """The innermost launcher that left its variables, and the environment that was read."""
+    """Return the innermost launcher found in the environment, and the environment used."""
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
         if launcher.name == "srun" and not _inside_srun(environ):
@@ -292,8 +300,7 @@ def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapp
 
 
 def srun_step(environ: Mapping[str, str] | None = None) -> str | None:
-    """The job step whose task this process is, as `scancel` takes it; None where srun has not
-    started it. Local."""
+    """Return this process's Slurm job step, in the form for `scancel`; None without srun. Local."""
     environ = os.environ if environ is None else environ
     job = read_integer(environ, "SLURM_JOB_ID", "SLURM_JOBID")
     if launcher_name(environ) != "srun" or job is None:
@@ -302,13 +309,16 @@ def srun_step(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _inside_srun(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process: salloc and sbatch set SLURM_NTASKS, but no such step."""
+    """Return True if srun started this process.
+
+    salloc and sbatch set SLURM_NTASKS, but no such step.
+    """
     step = read_integer(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < _SLURM_OWN_STEPS and "SLURM_PROCID" in environ
 
 
 def read_integer(environ: Mapping[str, str], *names: str) -> int | None:
-    """The first of these variables that holds a whole number, at least 0."""
+    """Return the first of these variables with a whole number, at least 0, or None."""
     for name in names:
         value = environ.get(name, "")
         if value.isdecimal():
@@ -317,7 +327,9 @@ def read_integer(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def raise_eager_limit() -> None:
-    """Let Open MPI send messages of up to `EAGER_BYTES` over TCP without asking the receiver first,
-    where the environment says nothing else (mpiexec's --mca does; a file of parameters does not
-    count). Before MPI is up; other MPIs do not look at it. Local."""
+    """Let Open MPI send messages of up to `EAGER_BYTES` over TCP without a handshake. Local.
+
+    Call before MPI is initialized. A value in the environment has precedence (mpiexec's --mca sets
+    one; a parameter file does not count). Ignored by other MPIs.
+    """
     os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(EAGER_BYTES))

@@ -1,4 +1,4 @@
-"""Arrays from one rank to another, many at a time, beside the collectives."""
+"""Array messages between two ranks, many at a time, independent of the collectives."""
 
 from __future__ import annotations
 
@@ -11,73 +11,76 @@ from typing import Any
 from .backoff import Backoff
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
-Then = Callable[[], object]  #: what to do when a message has been sent, or is here
+Then = Callable[[], object]  #: called when a message has been sent or received
 
-MOST_VALUES = 1 << 30  #: in one message: some MPIs count no further than twice this
+MOST_VALUES = 1 << 30  #: most values of a message: some MPIs count only to 2^31
 
-PIECE_VALUES = 1 << 18  #: at most, of a piece of a long vector, which travels by itself
-PIECE_BYTES = 1 << 18  #: at most, of a piece as it is sent
+PIECE_VALUES = 1 << 18  #: most values of a piece of a long vector; each piece is one message
+PIECE_BYTES = 1 << 18  #: most bytes of an encoded piece
 
 
 def piece_values(value_bytes: float) -> int:
-    """How many values of so many bytes on the wire make a piece.
+    """Return the number of values per piece for a given number of bytes per value.
 
-    More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
-    before they send it (see `launched.EAGER_BYTES`).
+    Larger pieces make fewer messages. But some MPIs negotiate large messages with the receiver
+    before sending (see `job_environment.EAGER_BYTES`).
     """
     return max(1, int(min(PIECE_VALUES, PIECE_BYTES / value_bytes)))
 
 
 class Messages(ABC):
-    """Sends and receives under way at this rank. Everything here is local.
+    """Pending sends and receives of this rank. All methods are local.
 
-    A message goes to the oldest receive that its sender and tag fit. `progress` moves all of them
-    on (some MPIs do so only when they are asked) and calls `then` of those that have ended.
+    A message is matched to the oldest receive with its sender and tag. `progress` drives all
+    messages (some MPIs need polling) and calls `then` for completed messages.
     """
 
     @abstractmethod
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        """Begin to send; the array may not be changed until `then` is called."""
+        """Begin to send. The array may not change until `then` is called."""
 
     @abstractmethod
     def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        """Begin to receive into an array with room for what is sent; its beginning is `then`
-        written."""
+        """Begin to receive into an array of at least the sent length.
+
+        The received values fill the beginning of the array once `then` is called.
+        """
 
     @abstractmethod
     def progress(self) -> bool:
-        """Move messages on, and call `then` of those that have ended; whether there were any."""
+        """Drive all messages and call `then` for completed ones. Return True if any completed."""
 
     @property
     @abstractmethod
     def under_way(self) -> int:
-        """How many have not ended."""
+        """Number of pending messages."""
 
     def enter(self) -> None:  # noqa: B027
-        """All ranks begin something together, in which they wait for each other: a rank that leaves
-        before it has entered as often as the others is then missed at once."""
+        """Count the start of an operation in which all ranks wait for each other.
+
+        If a rank finishes with a lower count than the other ranks, their waits end at once.
+        """
 
     @abstractmethod
     def watched(self, name: str) -> AbstractContextManager[object]:
-        """Around a wait for a message, which is not endless: enter it where the wait begins, and
-        leave it when something has come.
+        """Return a context manager to bound a wait for a message.
 
-        Over MPI the job ends after the communicator's `timeout_s`, or as soon as a rank is known to
-        have left before it has come so far by `enter`. Between threads `progress` raises a
-        UserError after `timeout_s`, or two seconds after a rank has left of which a message is
-        received.
+        Enter it when the wait begins, leave it when a message has arrived. Over MPI the job ends
+        after `timeout_s`, or as soon as a rank is known to have finished with a lower count of
+        `enter`. Between threads `progress` raises a UserError after `timeout_s`, or two seconds
+        after the sender of an awaited message has finished.
         """
 
     def idle(self, seconds: float) -> None:
-        """Leave the core to others for so long, or until something comes."""
+        """Yield the core for `seconds`, or until a message arrives."""
         time.sleep(seconds)
 
     def backoff(self, *, computing: bool = False) -> Backoff:
-        """Between two calls of `progress`.
+        """Return the pauses between two calls of `progress`.
 
         Args:
-            computing: another thread of this rank does, which is what the wait is for: leave the
-                core to it at once, and for longer and longer.
+            computing: another thread of this rank computes the awaited result. Yield the core to
+                that thread at once, with increasing pauses.
         """
         if computing:
             return Backoff(self.idle, first_s=5e-5, growth=1.5)
@@ -85,7 +88,7 @@ class Messages(ABC):
 
 
 def pieces_of(array: Array, most_values: int) -> list[Array]:
-    """An array as it is sent in messages of so many values at most; one of none is one message."""
+    """Cut an array into pieces of at most `most_values` values. An empty array is one piece."""
     if array.size <= most_values:
         return [array]
     return [array[at : at + most_values] for at in range(0, array.size, most_values)]

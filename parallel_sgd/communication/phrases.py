@@ -1,21 +1,21 @@
-"""What errors say of ranks that wait for each other in vain."""
+"""Error texts about ranks waiting for each other without success."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 CHECKSUM = "checksum"
-"""What is last in the name of a number that the ranks have of what must be equal in their memory:
-where it differs, no user has asked for it."""
+"""Last word in the name of a checksum of memory required to be equal on all ranks. A difference is
+an error of the program or the machine, never of a user's arguments."""
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0, 1, 2" """
+    """Format ranks as "rank 3" or "ranks 0, 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def in_brief(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0 to 3, 5, 6": in ascending order, with three or more in a row as two"""
+    """Format ascending ranks as "rank 3" or "ranks 0 to 3, 5, 6", shortening runs."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -27,25 +27,27 @@ def in_brief(ranks: Sequence[int]) -> str:
 
 
 def different_values(name: str, values: Sequence[str], ranks: Sequence[int]) -> str | None:
-    """That ranks have different values of what must be the same; None where they have not.
+    """Describe different values on ranks, or return None if all are equal.
 
     Args:
-        name: of what it is.
-        values: of every rank, in their order.
-        ranks: what to call them.
+        name: name of the value.
+        values: value of every rank, in rank order.
+        ranks: numbers of the ranks for the text.
     """
     if len(set(values)) <= 1:
         return None
-    who = {one: [k for k, v in zip(ranks, values, strict=True) if v == one] for one in values}
-    has = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
-    differs = f"{name} must be the same on all ranks, but differs: {has}"
+    ranks_by_value = {
+        value: [k for k, v in zip(ranks, values, strict=True) if v == value] for value in values
+    }
+    text = "; ".join(f"{in_words(group)}: {value}" for value, group in ranks_by_value.items())
+    differs = f"{name} must be the same on all ranks, but differs: {text}"
     if not name.endswith(CHECKSUM):
         return differs
-    return f"{differs}; {odd_one_out(list(who.values()))}"
+    return f"{differs}; {odd_one_out(list(ranks_by_value.values()))}"
 
 
 def odd_one_out(groups: Sequence[Sequence[int]]) -> str:
-    """Of ranks that hold different values of what must be equal, which are wrong.
+    """Name the ranks with wrong values, given ranks grouped by equal values.
 
     Args:
         groups: ranks with equal values.
@@ -53,32 +55,39 @@ def odd_one_out(groups: Sequence[Sequence[int]]) -> str:
     largest, ranks = max(groups, key=len), sum(map(len, groups))
     if 2 * len(largest) <= ranks:
         return f"nobody can tell who is wrong: more than half of the {ranks} ranks must be alike"
-    odd = sorted(rank for group in groups if group is not largest for rank in group)
-    differ = "differs" if len(odd) == 1 else "differ"
+    different = sorted(rank for group in groups if group is not largest for rank in group)
+    differ = "differs" if len(different) == 1 else "differ"
     return (
-        f"{in_words(odd)} {differ} from the others: the program has changed it there, or a bit "
-        "of memory has flipped"
+        f"{in_words(different)} {differ} from the others: the program has changed it there, or a "
+        "bit of memory has flipped"
     )
 
 
-def waiting_for_finished(gone: Sequence[int], waits: str) -> str:
-    """That ranks have left, of which one is waited for; `waits`: who waits in what."""
-    have = "has" if len(gone) == 1 else "have"
+def waiting_for_finished(finished: Sequence[int], waits: str) -> str:
+    """Describe a wait for finished ranks.
+
+    Args:
+        finished: the finished ranks.
+        waits: the waiting rank and the name of its wait.
+    """
+    have = "has" if len(finished) == 1 else "have"
     return (
-        f"{waits} for {in_words(gone)}, which {have} left (the program has ended there): every "
+        f"{waits} for {in_words(finished)}, which {have} left (the program has ended there): every "
         "rank must take every step, and call learner.finish()"
     )
 
 
 def different_calls(called: Sequence[str], ranks: Sequence[int]) -> str | None:
-    """That ranks have called different collectives; None where they have not.
+    """Describe different collectives called by ranks, or return None if all are equal.
 
     Args:
-        called: by every rank, in their order.
-        ranks: what to call them.
+        called: collective called by every rank, in rank order.
+        ranks: numbers of the ranks for the text.
     """
     if len(set(called)) == 1:
         return None
-    who = {one: [k for k, c in zip(ranks, called, strict=True) if c == one] for one in called}
-    calls = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
+    ranks_by_value = {
+        value: [k for k, c in zip(ranks, called, strict=True) if c == value] for value in called
+    }
+    calls = "; ".join(f"{in_words(group)}: {value}" for value, group in ranks_by_value.items())
     return f"the ranks have called different things, and would wait for each other: {calls}"

@@ -1,4 +1,4 @@
-"""Who trains and who serves, and how those who train wait for each other."""
+"""Roles of ranks: workers train, servers hold parameters; and how workers wait for each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 from .communicator import Communicator
 
 WHOLE_MINIBATCH = "samples of a minibatch before distributed_after"
-"""What must be the same on all ranks while each of them trains on the whole of it."""
+"""Name of the sample count compared while every rank trains on the whole minibatch."""
 
 
 class Group(ABC):
@@ -18,9 +18,8 @@ class Group(ABC):
 
     Attributes:
         world: all ranks.
-        own: the ranks that do what this one does: all, or where some only serve, the workers or the
-            servers.
-        workers: the ranks that train, in the world.
+        own: the ranks with the same role as this one: all ranks, the workers, or the servers.
+        workers: world ranks of the workers.
     """
 
     world: Communicator
@@ -29,67 +28,69 @@ class Group(ABC):
 
     @property
     def serves(self) -> bool:
-        """Whether this rank only serves. Local."""
+        """True if this rank only serves. Local."""
         return False
 
     @abstractmethod
     def agree(self, problem: str | None, samples: int) -> int:
-        """Wait for all ranks that train; the sum of their samples. Collective.
+        """Wait for all workers and return the sum of their samples. Collective.
 
+        Args:
+            problem: description of this rank's problem in one line, or None.
+            samples: number of samples of this rank.
         Raises:
-            SharedError: on all ranks, if one has a problem or has called `fail`.
+            SharedError: on all ranks, if a rank has a problem or has called `fail`.
         """
 
     @abstractmethod
     def agree_on_whole(self, problem: str | None, samples: int) -> None:
-        """Wait for all ranks that train, each with the same whole minibatch. Collective.
+        """Wait for all workers, each with the same whole minibatch. Collective.
 
         Raises:
-            SharedError: as `agree`, and if the ranks have not as many samples.
+            SharedError: as `agree`, and if the numbers of samples differ.
         """
 
     @abstractmethod
     def meet(self) -> None:
-        """Find out whether a rank has called `fail`. Collective.
+        """Check if any rank has called `fail`. Collective.
 
         Raises:
-            SharedError: on all ranks, if one has.
+            SharedError: on all ranks, if a rank has.
         """
 
     def meet_to_finish(self) -> None:
-        """`meet`, where the ranks do not meet anyway as they finish. Collective."""
+        """Call `meet`, unless the ranks meet anyway as they finish. Collective."""
         self.meet()
 
     @abstractmethod
     def fail(self, problem: str) -> NoReturn:
-        """End training for a problem of this rank.
+        """End training because of a problem of this rank.
 
         Raises:
-            SharedError: here, and where the others next wait for all ranks, on all of them.
+            SharedError: on this rank now, and on all ranks at their next wait for all ranks.
         """
 
     def serve(self) -> None:
-        """Serve the ranks that train until they all have finished, and take the final model."""
+        """Serve the workers until all have finished, then take the final model."""
         raise NotImplementedError(f"{type(self).__name__} has no servers")
 
 
 class Roles(ABC):
-    """Which ranks train and which serve: what an algorithm says, before there is a group."""
+    """Assignment of workers and servers, defined by an algorithm before a group exists."""
 
     together: bool = True
-    """Whether all ranks wait for each other in `Communicator.agree`, where they see that they do
-    the same."""
+    """True if all ranks wait for each other in `Communicator.agree`, which compares their calls."""
 
     @abstractmethod
     def workers(self, comm: Communicator) -> list[int]:
-        """The ranks that train. Collective."""
+        """Return the ranks of the workers. Collective."""
 
     @abstractmethod
     def form(self, comm: Communicator, before: Group | None = None) -> Group:
         """Give every rank its role. Collective.
 
         Args:
-            before: this rank's group, where some of its ranks have died: it keeps its role.
+            before: this rank's group before a failure; the rank keeps its role.
         """
 
 
@@ -105,7 +106,7 @@ class AllTrain(Roles):
 
 @dataclass
 class AllRanks(Group):
-    """The group in which all ranks train."""
+    """The group of an algorithm without servers: all ranks train."""
 
     world: Communicator
 

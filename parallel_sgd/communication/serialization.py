@@ -1,8 +1,9 @@
-"""Plain Python values as bytes, for other ranks. Nothing is pickled, and nothing is executed.
+"""Encode plain Python values as bytes for messages between ranks.
 
-MessagePack has None, booleans, numbers, texts, bytes, lists and mappings. What it lacks has a tag
-of its own here: tuples arrive as tuples, integers of any size as they are, NumPy's arrays and
-numbers with their dtype. What has no tag is refused where it is sent. Everything here is local.
+Nothing is pickled, and nothing is executed. MessagePack has None, booleans, numbers, texts, bytes,
+lists and mappings. Other types have a tag here: tuples arrive as tuples, integers have any size,
+NumPy arrays and numbers keep their dtype. Types without a tag are refused by the sender. Everything
+here is local.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from ..errors import NotFinite, SharedProblem, UserError
 from ..validation import kind_of, line_of
 
-DEEPEST = 32  #: that tuples, sets and the like may lie in each other
+DEEPEST = 32  #: most levels of nested tuples, sets and keys
 
 KNOWN = (
     "None, bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, Path, and "
@@ -31,21 +32,21 @@ _LIKE: dict[type, type] = {np.memmap: np.ndarray, type(Path()): Path}
 
 _COMPLEX = struct.Struct("<dd")
 
-_Read = Callable[[bytes, int], Any]  #: of what is in a tag, so many tags deep
+_Read = Callable[[bytes, int], Any]  #: decodes the content of a tag, at a nesting depth
 
 
 BEGINS_WITH = 1 << 10
-"""Bytes of room; more is taken as it is needed. The library's own are 256 KiB for every call."""
+"""Initial buffer in bytes, grown as needed. The library's default is 256 KiB for every call."""
 
 
 def packed(item: Any) -> bytes:
-    """A value as bytes.
+    """Encode a value as bytes.
 
     Args:
-        item: any of `KNOWN`, also in each other. Their subclasses are others: an OrderedDict would
-            arrive as a dict.
+        item: any type of `KNOWN`, also nested. Subclasses are refused: an OrderedDict would arrive
+            as a dict.
     Raises:
-        UserError: it is, or holds, something else.
+        UserError: the value is, or contains, another type.
     """
     try:
         return _packed(item, 0)
@@ -56,14 +57,14 @@ def packed(item: Any) -> bytes:
 
 
 def unpacked(data: bytes | bytearray) -> Any:
-    """The value that `packed` has made bytes of. An array is a new one, which can be written to.
+    """Decode a value from `packed`. Arrays are new and writable.
 
     Raises:
-        UserError: they are of no value.
+        UserError: the bytes are invalid.
     """
     try:
         return _unpacked(data, 0)
-    except Exception as error:  # of the library, or of what is in a tag: of many kinds
+    except Exception as error:  # invalid bytes raise many types
         raise UserError(
             "what another rank has sent is damaged, or of another version of parallel_sgd: "
             f"{line_of(error)}"
@@ -87,7 +88,7 @@ def _packed(item: Any, depth: int) -> bytes:
 
 
 def _unpacked(data: bytes | bytearray, depth: int) -> Any:
-    """Counts as `_packed` does: each level takes C's stack, and its end would be the process's."""
+    """Decode up to `DEEPEST` levels, like `_packed`: each level uses C's stack."""
     if depth > DEEPEST:
         raise ValueError(f"it holds tuples, sets or keys more than {DEEPEST} deep")
     return msgpack.unpackb(
@@ -99,7 +100,7 @@ def _unpacked(data: bytes | bytearray, depth: int) -> Any:
 
 
 def _tagged(item: Any, depth: int) -> Any:
-    """What MessagePack does not have."""
+    """Encode a type unknown to MessagePack as a tagged value."""
     kind = type(item)
     if isinstance(item, np.generic):
         return _ext(np.generic, _array_packed(np.asarray(item), depth))
@@ -156,7 +157,7 @@ def _values(kind: Callable[[list[Any]], Any]) -> _Read:
     return lambda data, depth: kind(_unpacked(data, depth))
 
 
-#: The number of each tag, how its bytes are made, and what is made of them.
+#: For each type: number of its tag, encoder, decoder.
 _TAGS: dict[type, tuple[int, Callable[[Any, int], bytes], _Read]] = {
     tuple: (1, _values_packed, _values(tuple)),
     set: (2, _values_packed, _values(set)),

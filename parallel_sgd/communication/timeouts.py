@@ -1,4 +1,4 @@
-"""The longest wait of a rank for the others, as programs and the environment give it. Local."""
+"""Longest wait of a rank for other ranks, from the program or the environment. Local."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from ..validation import number, shown
 from .job_environment import WAIT_TIMEOUT_S
 
 TIMEOUT_S = 600.0
-"""Longest wait for the other ranks before a rank gives up and ends the job."""
+"""Default longest wait for other ranks before a rank ends the job, in seconds."""
 
-LONGEST_S = 1e8  #: three years, about what clocks and locks still take
+LONGEST_S = 1e8  #: three years, about the limit of clocks and locks
 
 
 def checked_timeout(timeout_s: float) -> float:
-    """A number of seconds to wait at most; raises a UserError where it is none. Local."""
+    """Check a timeout in seconds, and return it. Local.
+
+    Raises:
+        UserError: not a number above 0, or larger than `LONGEST_S`.
+    """
     timeout_s = number("timeout_s", timeout_s, 0, most=LONGEST_S)
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")
@@ -23,10 +27,10 @@ def checked_timeout(timeout_s: float) -> float:
 
 
 def default_timeout() -> float:
-    """The longest wait where a program does not say: in the environment, or `TIMEOUT_S`. Local.
+    """Return the timeout from the environment, or `TIMEOUT_S`. Local.
 
     Raises:
-        UserError: what the environment says is no number of seconds.
+        UserError: the environment's value is not a number of seconds.
     """
     given = os.environ.get(WAIT_TIMEOUT_S)
     if given is None:

@@ -1,4 +1,4 @@
-"""Which world a process is in: all ranks that mpiexec started, or a single one."""
+"""Make the world of a process: all ranks that mpiexec started, or a single rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Communicator", "single", "world"]
 
 
 def world(timeout_s: float, cuda_aware: bool) -> Communicator:
-    """See `Communicator.world`. MPI is imported here, and not before."""
+    """Make the world: see `Communicator.world`. MPI is imported only here."""
     try:
         from .mpi.communicator import mpi_world
     except (ImportError, RuntimeError) as error:
@@ -39,7 +39,7 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
 
 
 def single() -> Communicator:
-    """See `Communicator.single`."""
+    """Make a world of one rank: see `Communicator.single`."""
     return ThreadWorld(1).communicator(0)
 
 

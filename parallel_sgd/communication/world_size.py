@@ -1,9 +1,9 @@
-"""Whether a world has all processes that were started to train one model together.
+"""Check that the world has all processes started to train one model together.
 
-Where a launcher and MPI do not know each other, each process gets a world of one rank, and would
-train a model of its own, with exit code 0. So what was started is compared with what MPI has: what
-mpiexec or srun says, what the user has asked `parallel-sgd run` for, what torchrun and its like
-say, and what PyTorch's process group has. Everything is local.
+If a launcher and MPI do not match, each process gets a world of one rank, and would train a
+separate model, with exit code 0. So the number of started processes is compared with MPI's: the
+number from mpiexec or srun, the number requested from `parallel-sgd run`, the number from torchrun
+and similar launchers, and the size of PyTorch's process group. Everything is local.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _BOTH = "`parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
 
 
 class _Starter(NamedTuple):
-    """What starts processes that find each other without MPI, and the variables that it sets."""
+    """A launcher whose processes connect without MPI, with its environment variables."""
 
-    name: str  #: none where only the variables are known
+    name: str  #: empty if only the variables are known
     size: str
-    ranks: tuple[str, ...]  #: one of them is there: else the size is not of a process
-    mark: str = ""  #: what nobody else sets; without one the variables may be those of a shell
+    ranks: tuple[str, ...]  #: at least one must be set for `size` to count
+    mark: str = ""  #: variable set only by this launcher; without one a shell may set the others
 
 
 _STARTERS = (
@@ -43,16 +43,16 @@ _STARTERS = (
 
 
 def require_whole(world_size: int, vendor: str, *, trains: bool = False) -> None:
-    """Refuse a world that is not all that was started.
+    """Check that the world has all started processes.
 
     Args:
-        world_size: of MPI.COMM_WORLD, in ranks; 1 where there is no MPI.
-        vendor: the MPI that mpi4py is bound to, as `MPI.get_vendor()[0]` says.
-        trains: whether a learner is made: then a process of `multiprocessing` is refused, too, if
-            it has a world of its own. (One that loads data may execute the program's first lines.)
+        world_size: number of ranks of MPI.COMM_WORLD; 1 without MPI.
+        vendor: the MPI used by mpi4py, from `MPI.get_vendor()[0]`.
+        trains: a learner is being made. Then a `multiprocessing` child with a world of its own is
+            an error, too. (A data loading child may execute the program's first lines.)
 
     Raises:
-        UserError: what was started, and what the world has.
+        UserError: the numbers of started processes and of ranks differ.
     """
     problem = world_mismatch(world_size, vendor) or _group_mismatch(world_size)
     if problem is None and trains and world_size == 1:
@@ -64,14 +64,14 @@ def require_whole(world_size: int, vendor: str, *, trains: bool = False) -> None
 def world_mismatch(
     world_size: int, vendor: str, environ: Mapping[str, str] | None = None
 ) -> str | None:
-    """What is wrong where the MPI world is not the one that the environment tells of.
+    """Compare the MPI world with the environment.
 
     Args:
-        world_size, vendor: those of `require_whole`.
-        environ: this process's own if not given.
+        world_size, vendor: as for `require_whole`.
+        environ: environment variables; by default this process's.
 
     Returns:
-        One line for a UserError, or None where all agree (and where nothing is known).
+        One line for a UserError, or None if the numbers agree or nothing is known.
     """
     environ = os.environ if environ is None else environ
     launched, name = launched_size(environ), launcher_name(environ)
@@ -91,18 +91,19 @@ def world_mismatch(
         return f"{_ranks(requested)} were asked for, {has}"
     for starter in _STARTERS:
         size = read_integer(environ, starter.size) or 0
-        told = [f"{name}={environ[name]}" for name in starter.ranks if name in environ]
+        present = [f"{name}={environ[name]}" for name in starter.ranks if name in environ]
         mark = bool(starter.mark) and starter.mark in environ
         is_this = mark if starter.mark else world_size == 1 and requested is None
-        if size > world_size and told and is_this:
+        if size > world_size and present and is_this:
             said = f"{starter.size}={size}"
             if starter.name:
-                line = (
-                    f"{starter.name} started {size} processes ({', '.join([said, *told])}), {has}"
-                )
+                variables = ", ".join([said, *present])
+                line = f"{starter.name} started {size} processes ({variables}), {has}"
             else:
-                line = f"{said} says that {size} processes were started ({', '.join(told)}), {has}"
-            line = f"{line}: each would train a model of its own. {_instead(size)}"
+                line = (
+                    f"{said} says that {size} processes were started ({', '.join(present)}), {has}"
+                )
+            line = f"{line}: each would train a model of its own. {_advice(size)}"
             if not mark:
                 line += (
                     f". Where this process is the only one: unset {starter.size}, or "
@@ -113,18 +114,18 @@ def world_mismatch(
 
 
 def _group_mismatch(world_size: int) -> str | None:
-    """What is wrong where PyTorch's process group has more processes than the MPI world."""
+    """Return a problem if PyTorch's process group is larger than the MPI world, else None."""
     size = _group_size() or 0
     if size <= world_size:
         return None
     return (
         f"torch.distributed has a process group of {size} processes, but this MPI world has "
-        f"{_ranks(world_size)}: each would train a model of its own. {_instead(size)}"
+        f"{_ranks(world_size)}: each would train a model of its own. {_advice(size)}"
     )
 
 
 def _group_size() -> int | None:
-    """Of PyTorch's process group; None where there is none."""
+    """Return the size of PyTorch's process group, or None without a group."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -132,8 +133,10 @@ def _group_size() -> int | None:
 
 
 def _child_alone() -> str | None:
-    """What is wrong where `multiprocessing` has started this process, and nothing says that it is
-    the only one."""
+    """Return a problem if `multiprocessing` started this process, else None.
+
+    None also if the environment or PyTorch reports a single process.
+    """
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or launcher_name() is not None:
         return None
@@ -142,11 +145,11 @@ def _child_alone() -> str | None:
     name = processes.current_process().name
     return (
         f"multiprocessing started this process ({name}), and this MPI world has 1 rank: each such "
-        f"process would train a model of its own. {_instead('N')}"
+        f"process would train a model of its own. {_advice('N')}"
     )
 
 
-def _instead(ranks: int | str) -> str:
+def _advice(ranks: int | str) -> str:
     return (
         f"Start the ranks by `parallel-sgd run -n {ranks}`; Communicator.single() is for a model "
         "apart"

@@ -122,7 +122,7 @@ REASONS = {
     "torch/arrays.py: finish_on_stream: synchronize": "likewise",
     "torch/ddp/buckets.py: Job.wait: synchronize": "likewise",
     "communication/mpi/staging.py: Staged._release: while": "as long as copies are done",
-    "communication/liveness/exit_notifier.py: ExitNotifier.leave: communicate": (
+    "communication/liveness/exit_notifier.py: ExitNotifier.stop: communicate": (
         "it has been sent SIGKILL"
     ),
     "communication/mpi/endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",

@@ -91,7 +91,7 @@ def test_a_rank_that_has_left_is_missed_where_it_is_needed(entered, last_resort,
         FinishProtocol(SimpleNamespace(rank=1, size=3, iprobe=lambda tag: False)),
         [],
     )
-    finish_protocol._left[2] = {"0": entered, "0/1.0": 9}
+    finish_protocol._finished[2] = {"0": entered, "0/1.0": 9}
     watched = Watchdog(60.0, 0, lambda: ended.append(1), finish_protocol)
     with watched("allgather", CollectiveCounter("0", (0, 1, 2), collective_counts=5)):
         time.sleep(2.5)

@@ -1,13 +1,13 @@
-"""Ranks that survive each other over MPI: how they meet again after some have died (ULFM).
+"""Reconfigure the ranks of an MPI world after failures (ULFM).
 
-All ranks that mpiexec started, standby ranks too, share one communicator, the rendezvous. As long
-as all goes well, nothing is communicated in it. A rank that notices a failure revokes it, with all
-other communicators, so that every rank comes to `reconfigure`: the rendezvous is shrunk to the
-remaining ranks, which report their roles, and split off the group that continues. Then the ranks
-agree, in a call that no failure disturbs, that all of them have come so far; else they begin anew.
+All ranks that mpiexec started, standby ranks too, share one communicator, the rendezvous. Without
+failures nothing is communicated in it. A rank that notices a failure revokes it, with all other
+communicators, so that every rank comes to `reconfigure`: the rendezvous is shrunk to the remaining
+ranks, which report their roles, and the group that continues is split off. Then the ranks agree, in
+a call not disturbed by failures, that all of them have come so far; otherwise they begin anew.
 
-A rank at its end waits in the lobby until all others have come to theirs: they may need it to
-regroup. Then every rank leaves without MPI_Finalize, which hangs where ranks are missing.
+A finished rank waits in the rendezvous until all ranks have finished: a reconfiguration may need
+it. Then every rank exits without MPI_Finalize, which hangs if ranks are missing.
 
 Source: Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication
 capability", IJHPCA 2013 (revoke, shrink, agree).
@@ -35,25 +35,25 @@ from ..phrases import in_words
 from ..stderr import write_stderr
 from .reconfigure import Member, Membership, Role, new_membership
 
-_FINISHED = 2  #: tag: the sender's program has come to its end
+_FINISHED = 2  #: tag: the sender's program has finished
 
-_LONGEST_SLEEP_S = 0.02  #: of a rank in the lobby, between two looks
+_LONGEST_SLEEP_S = 0.02  #: longest sleep of a waiting rank between two checks
 
 
 class Rendezvous:
-    """Where the ranks of the world meet again.
+    """Communicator of all ranks of the world, used for reconfigurations.
 
     Args:
         world: all ranks that mpiexec started.
-        spares: how many of them, the last ones, are in reserve.
-        watched: bounds the waits of ranks that train.
+        spares: number of standby ranks, the last ones of the world.
+        watched: bounds the waits of training ranks.
 
     Attributes:
-        wanted: ranks of a whole group.
-        has_reserve: whether there were more at the start.
-        generation: groups so far, but the first.
-        group: the present one.
-        lost: ranks of the world that are known to have died.
+        wanted: number of ranks in a complete group.
+        has_standby: there were standby ranks at the start.
+        generation: number of reconfigurations so far.
+        group: the present group.
+        failed_ranks: world ranks known to have failed.
     """
 
     def __init__(self, world: MPI.Intracomm, spares: int, watched: Watchdog) -> None:
@@ -62,20 +62,22 @@ class Rendezvous:
         self.has_standby = spares > 0
         self.role = Role.TRAINS if self._rank < self.wanted else Role.STANDBY
         self._place = self._rank if self.role == Role.TRAINS else -1
-        self._abandoned: list[MPI.Intracomm] = []  # what is under way may yet use them
+        self._abandoned: list[MPI.Intracomm] = []  # kept alive for pending operations
         self.generation = 0
         self.group = Membership(tuple(range(self.wanted)), tuple(range(self.wanted)), spares)
         self.failed_ranks: list[int] = []
         self._known = list(range(world.size))
         self._finished: set[int] = set()
-        self._failed: set[int] = set()  # as far as is known before they are missed in a group
+        self._failed: set[int] = set()  # failures seen before the next reconfiguration
 
     def first_group(self) -> MPI.Intracomm:
-        """The group that begins; for a rank in reserve, the one that it joins, when it is needed. A
-        rank that never is ends here. Collective."""
+        """Return the first group. A standby rank waits, and returns the group it joins. Collective.
+
+        A standby rank that is never needed exits here.
+        """
         with self._watched("Communicator.world()"):
             comm = self._split(self._comm, self.group)
-            self._comm.Barrier()  # nobody revokes it before all have it, where Open MPI's crash
+            self._comm.Barrier()  # Open MPI crashes if a rank revokes it before all ranks have it
         if self.role == Role.TRAINS:
             return comm
         joined = self._wait()
@@ -84,16 +86,16 @@ class Rendezvous:
         return joined
 
     def revoke(self) -> None:
-        """Have all ranks come to `reconfigure`. Local."""
+        """Interrupt all ranks, so that they call `reconfigure`. Local."""
         self._comm.Revoke()
 
     def reconfigure(self, *, allow_join: bool) -> MPI.Intracomm | None:
-        """The group that goes on; None where this rank has no place in it.
+        """Return the group that continues, or None if this rank has no place in it.
 
         Args:
-            grows: whether ranks in reserve may join now, as far as this rank is concerned.
+            allow_join: this rank allows standby ranks to join now.
 
-        Collective among all ranks that are left.
+        Collective among all remaining ranks.
         """
         with self._waits("regroup"):
             while True:
@@ -103,7 +105,7 @@ class Rendezvous:
                 try:
                     group = new_membership(self._members(shrunk, allow_join), self.wanted)
                     made = self._split(shrunk, group)
-                    if shrunk.Get_failed().size:  # then what has come may be of nobody
+                    if shrunk.Get_failed().size:  # then received data may be invalid
                         made = None
                 except MPI.Exception as error:
                     if not is_rank_failure(error):
@@ -123,11 +125,11 @@ class Rendezvous:
 
     def _members(self, comm: MPI.Intracomm, allow_join: bool) -> list[Member]:
         own = np.array([self._rank, self.role, self._place, allow_join], np.int64)
-        everybody = np.empty((comm.size, own.size), np.int64)
-        comm.Allgather(own, everybody)
+        gathered = np.empty((comm.size, own.size), np.int64)
+        comm.Allgather(own, gathered)
         members = [
             Member(rank, Role(role), place, bool(theirs))
-            for rank, role, place, theirs in everybody.tolist()
+            for rank, role, place, theirs in gathered.tolist()
         ]
         alive = {member.rank for member in members}
         self.failed_ranks += [rank for rank in self._known if rank not in alive]
@@ -141,7 +143,7 @@ class Rendezvous:
         return cast(MPI.Intracomm, comm.Split(0, group.ranks.index(self._rank)))
 
     def leave(self) -> None:
-        """This rank's program has come to its end: wait for the others', and end the process."""
+        """Wait until all training ranks have finished, then exit the process."""
         if self.role == Role.TRAINS:
             self.role, self._place = Role.FINISHED, -1
             self._report_finished()
@@ -160,26 +162,26 @@ class Rendezvous:
                         raise
 
     def _wait(self) -> MPI.Intracomm | None:
-        """Until this rank joins, or all that train have come to their end (None)."""
+        """Wait until this rank joins a group, or all training ranks have finished (None)."""
         with standing_by("those that train"):
             return self._stand_by()
 
     def _stand_by(self) -> MPI.Intracomm | None:
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
         timeout_s = self._watched.timeout_s
-        stopped = PeriodicEviction(timeout_s)
+        eviction = PeriodicEviction(timeout_s)
         while not self._all_finished():
             backoff.pause()
-            if killed := stopped.evict_when_due():
+            if killed := eviction.evict_when_due():
                 print_labelled(
                     f"parallel_sgd: waited more than timeout_s={timeout_s:g} s for "
                     f"{in_words(killed)}: killed, and the others go on"
                 )
             try:
                 while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
-                    told = np.empty(1, np.int64)
-                    self._comm.Recv(told, MPI.ANY_SOURCE, _FINISHED)
-                    self._finished.add(int(told[0]))
+                    sender = np.empty(1, np.int64)
+                    self._comm.Recv(sender, MPI.ANY_SOURCE, _FINISHED)
+                    self._finished.add(int(sender[0]))
             except MPI.Exception as error:
                 if not is_rank_failure(error):
                     raise
@@ -191,7 +193,7 @@ class Rendezvous:
         return None
 
     def _note_failures(self) -> None:
-        """Somebody has died: those that train regroup, if there are any."""
+        """Record failed ranks. Any training ranks reconfigure without this rank's help."""
         failed = self._comm.Get_failed()
         self._comm.Ack_failed(failed.size)
         places = failed.Translate_ranks(None, self._comm.group)
@@ -205,7 +207,7 @@ class Rendezvous:
 
 
 def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
-    """Whether all ranks that are left are; the same answer on all of them."""
+    """Return True if all remaining ranks are ready; the same result on all of them."""
     try:
         return bool(comm.Agree(int(ready)))
     except MPI.Exception as error:
@@ -215,9 +217,13 @@ def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
 
 
 def end_without_mpi(*, well: bool = True) -> NoReturn:
-    """End the process, without MPI_Finalize."""
+    """Exit the process without MPI_Finalize.
+
+    Args:
+        well: exit code 0, unless printed output could not be written.
+    """
     try:
-        with contextlib.suppress(ValueError, AttributeError):  # it is closed, or there is none
+        with contextlib.suppress(ValueError, AttributeError):  # stdout is closed or missing
             sys.stdout.flush()
     except OSError as error:
         print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")

@@ -1,7 +1,7 @@
-"""How the ranks that are left go on as one group, after some have died, and with those in reserve.
+"""Form the next group from the remaining ranks after failures, with standby ranks.
 
-Every rank has a place, from 0 on, which is its number in the group. A rank in reserve takes the
-place of one that has died; without one, those behind it move up.
+Every rank has a place, from 0 on: its number in the group. A standby rank takes the place of a
+failed rank. Without a standby rank, the ranks behind the gap move up.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from enum import IntEnum
 
 
 class Role(IntEnum):
-    """What a rank of the world does."""
+    """Role of a rank of the world."""
 
     TRAINS = 0
     STANDBY = 1
-    FINISHED = 2  #: its program has come to its end; it waits for the others'
+    FINISHED = 2  #: its program has finished; it waits for all training ranks to finish
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rank that is left.
+    """A remaining rank.
 
     Attributes:
-        rank: in the world, for good.
-        role: of it.
-        place: in the group before; -1 where it was not in it.
-        grows: whether it can share what it knows with ranks that join now.
+        rank: world rank, never changes.
+        role: its role.
+        place: place in the previous group; -1 outside the group.
+        allow_join: the rank can share its state with joining ranks now.
     """
 
     rank: int
@@ -38,12 +38,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Membership:
-    """The group as it goes on.
+    """The next group.
 
     Attributes:
-        ranks: of the world, in the order of their new places.
-        before: their places before; -1 for those that join.
-        spares: how many ranks in reserve are left.
+        ranks: world ranks, in order of their new places.
+        before: their previous places; -1 for joining ranks.
+        spares: number of standby ranks left.
     """
 
     ranks: tuple[int, ...]
@@ -52,16 +52,16 @@ class Membership:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """New places of those that join."""
+        """New places of the joining ranks."""
         return tuple(new for new, old in enumerate(self.before) if old < 0)
 
 
 def new_membership(members: Sequence[Member], wanted: int) -> Membership:
-    """The group that these ranks make. Local; the same on all of them.
+    """Return the group formed by these ranks. Local, with the same result on all ranks.
 
     Args:
-        members: all ranks of the world that are left.
-        wanted: ranks of a whole group.
+        members: all remaining ranks of the world.
+        wanted: number of ranks in a complete group.
     """
     stay = sorted(
         (member for member in members if member.role == Role.TRAINS), key=lambda m: m.place

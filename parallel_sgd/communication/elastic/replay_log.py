@@ -1,9 +1,9 @@
-"""What the ranks have told each other before they train, for those that join them later.
+"""Record the results of collectives before training, and replay them on joining ranks.
 
-A program does this and that with its ranks before it makes a learner: it reads data together, sees
-that all agree, finds out about hosts. A rank in reserve that joins runs the same program, while the
-others are in the midst of training. So every rank writes down what collectives have given until
-then, and a rank that joins is given the same, as the one had it whose place it takes.
+Before a program makes a learner, its ranks communicate: they read data together, check agreement,
+exchange host names. A standby rank that joins runs the same program while the remaining ranks are
+training. So every rank records the results of its collectives until training begins. A joining rank
+gets the recorded results of the rank whose place it takes.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from ..serialization import packed, unpacked
 Result = TypeVar("Result")
 
 MOST_BYTES = 16 << 20
-"""Of arrays that are written down: programs read their data each for themselves."""
+"""Most bytes of recorded arrays. Programs read their data on each rank, without collectives."""
 
 
 class WithReplayLog(Communicator):
-    """Before a communicator whose ranks survive each other.
+    """Adds recording and replay to a fault-tolerant communicator.
 
     Args:
-        reserve: whether the job has begun with ranks in reserve; without, nothing is written down.
-        joins: whether this rank was one of them.
+        standby: the job started with standby ranks; without them nothing is recorded.
+        joins: this rank was a standby rank.
     """
 
     def __init__(self, *, standby: bool, joins: bool) -> None:
         self._standby = standby
-        self._record: list[tuple[str, Any]] | None  #: None: the ranks train, and nothing is
+        self._record: list[tuple[str, Any]] | None  #: None: not recording
         self._record = [] if standby and not joins else None
-        self._known = self._record  #: for ranks that join; None: this one has yet to hear it
-        self._replay: deque[tuple[str, Any]] | None = None  #: to a rank that has joined
+        self._log = self._record  #: the log for joining ranks; None: not received yet
+        self._replay: deque[tuple[str, Any]] | None = None  #: results still to replay
         self._bytes = 0
 
     @property
     def _inner(self) -> Any:
-        """The communicator behind this class."""
+        """The communicator class behind this one."""
         return super()
 
     def end_replay_log(self) -> None:
-        """The ranks begin to train. Local."""
+        """Stop recording and replay: training begins. Local."""
         self._record, self._replay = None, None
         self._hosts = None
 
     def join(self) -> None:
-        """Hear what the others have told each other: on a rank that was in reserve. Collective."""
+        """Receive the replay log, on a joining standby rank. Collective."""
         try:
             self._share_replay_log()
         except Exception as error:
@@ -64,23 +64,29 @@ class WithReplayLog(Communicator):
             reconfigure_ranks(self)
 
     def _share_replay_log(self) -> None:
-        """Tell ranks that have joined and do not know it, also where one that has told it has died
-        since. To be called after each `reconfigure`. Collective."""
+        """Send the replay log to ranks that have just joined. Safe to call again if a sender fails.
+
+        Called after each `reconfigure`. Collective.
+        """
         if not self._standby:
             return
-        knows = self._inner.sum_integers(np.array([self._known is not None], np.int64))
-        if knows[0] == self.size:
+        have_log = self._inner.sum_integers(np.array([self._log is not None], np.int64))
+        if have_log[0] == self.size:
             return
-        told = [unpacked(known) for known in self._inner._allgather_bytes(packed(self._known))]
-        if self._known is None:
-            self._known = next((known for known in told if known is not None), [])
-            self._replay = deque(self._known)
+        logs = [unpacked(known) for known in self._inner._allgather_bytes(packed(self._log))]
+        if self._log is None:
+            self._log = next((known for known in logs if known is not None), [])
+            self._replay = deque(self._log)
 
     def _replayed(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
-        """Call it, and write down what it gives; or give what is written down.
+        """Make a call and record its result, or return the recorded result.
 
         Args:
-            array: written by the call.
+            name: name of the collective.
+            call: the collective.
+            array: array written by the call.
+        Raises:
+            UserError: the recorded call is a different one, or there is no recorded call left.
         """
         if self._replay:
             return cast(Result, self._next_result(name, array))

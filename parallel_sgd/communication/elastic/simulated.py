@@ -1,4 +1,4 @@
-"""A world of threads that survive each other: for tests of what happens where ranks die."""
+"""A fault-tolerant world of threads, for tests of failures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 
 
 class SimulatedRendezvous:
-    """Where the threads of one world meet again.
+    """Reconfigures the threads of one world.
 
     Args:
-        size: ranks that train.
-        spares: ranks in reserve, numbered behind them.
-        timeout_s: longest wait for the others.
+        size: number of training ranks.
+        spares: number of standby ranks, numbered after the training ranks.
+        timeout_s: longest wait for other ranks, in seconds.
     """
 
     def __init__(self, size: int, spares: int, timeout_s: float) -> None:
@@ -34,13 +34,16 @@ class SimulatedRendezvous:
         self.world = ThreadWorld(size, timeout_s)
         self._changed = threading.Condition()
         self.failed_ranks: list[int] = []
-        self._alive = set(range(size + spares))
+        self._running = set(range(size + spares))
         self._members: dict[int, Member] = {
             rank: Member(rank, Role.STANDBY, -1, True) for rank in range(size, size + spares)
-        }  # those that have come, or need not
+        }  # ranks that have come, or need not come
 
     def communicator(self, rank: int) -> RecoveringThread | None:
-        """Of a rank that begins; for one in reserve, as it joins. None where it is never needed."""
+        """Return the communicator of a starting rank. A standby rank waits until it joins.
+
+        Returns None for a standby rank that is never needed.
+        """
         if rank < self.wanted:
             return RecoveringThread(self, rank)
         with self._changed:
@@ -50,13 +53,13 @@ class SimulatedRendezvous:
             return RecoveringThread(self, rank) if rank in self.new_membership.ranks else None
 
     def _all_finished(self) -> bool:
-        train = (m for m in self._members.values() if m.role == Role.FINISHED)
-        return self._alive.isdisjoint(set(self.new_membership.ranks) - {m.rank for m in train})
+        finished = (m for m in self._members.values() if m.role == Role.FINISHED)
+        return self._running.isdisjoint(set(self.new_membership.ranks) - {m.rank for m in finished})
 
-    def die(self, rank: int) -> None:
-        """A rank is gone: whoever waits hears of it."""
+    def fail(self, rank: int) -> None:
+        """Record a failed rank, and interrupt all waiting ranks."""
         with self._changed:
-            self._alive.discard(rank)
+            self._running.discard(rank)
             self.failed_ranks.append(rank)
             self._members.pop(rank, None)
             self.world.revoke()
@@ -64,14 +67,14 @@ class SimulatedRendezvous:
             self._changed.notify_all()
 
     def end(self, rank: int) -> None:
-        """A rank's program has come to its end."""
+        """Record a finished rank."""
         with self._changed:
             self._members[rank] = Member(rank, Role.FINISHED, -1, True)
             self._reconfigure_if_complete()
             self._changed.notify_all()
 
     def meet(self, rank: int, place: int, allow_join: bool) -> None:
-        """Wait until all ranks that are left have come, and go on as a new group."""
+        """Wait until all remaining ranks have come, and form a new group."""
         with self._changed:
             number = self.generation
             self._members[rank] = Member(rank, Role.TRAINS, place, allow_join)
@@ -80,9 +83,9 @@ class SimulatedRendezvous:
                 raise UserError(f"rank {rank} waits for others after a rank has died")
 
     def _reconfigure_if_complete(self) -> None:
-        members = [self._members[rank] for rank in self._alive if rank in self._members]
+        members = [self._members[rank] for rank in self._running if rank in self._members]
         trains = [member.rank for member in members if member.role == Role.TRAINS]
-        if len(members) < len(self._alive) or not trains:
+        if len(members) < len(self._running) or not trains:
             return
         self.new_membership = new_membership(members, self.wanted)
         self.world = ThreadWorld(
@@ -97,11 +100,11 @@ class SimulatedRendezvous:
 
 
 class RecoveringThread(WithReplayLog, ThreadCommunicator):
-    """One thread's view of a group.
+    """One thread's view of a fault-tolerant world.
 
     Args:
-        group: of all.
-        number: of this rank in the world, for good.
+        group: shared by all ranks.
+        number: world rank of this rank, never changes.
     """
 
     fault_tolerant = True
@@ -138,15 +141,20 @@ def simulate_recovery(
     spares: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Result | None]:
-    """Run `function(comm)` on ranks that survive each other, a thread each.
+    """Run `function(comm)` on fault-tolerant ranks, a thread each.
 
-    A rank dies by raising `SimulatedFailure`.
+    A rank fails by raising `SimulatedFailure`.
 
+    Args:
+        size: number of training ranks.
+        function: run on each rank.
+        spares: number of standby ranks.
+        timeout_s: longest wait for other ranks, in seconds.
     Returns:
-        What it returned on each rank, in the order of their numbers in the world, those in reserve
-        last; None for those that have died, or were never needed.
+        The result of each rank, in world rank order, standby ranks last; None for failed ranks, and
+        for standby ranks never needed.
     Raises:
-        what a rank has raised that did not die.
+        BaseException: any exception of a rank other than `SimulatedFailure`.
     """
     group = SimulatedRendezvous(size, spares, timeout_s)
     results: list[Result | None] = [None] * (size + spares)
@@ -161,12 +169,12 @@ def simulate_recovery(
                 results[rank] = function(comm)
                 group.end(rank)
         except SimulatedFailure:
-            group.world.revoke()  # so that what it does in the background ends with it
-            end_rank_tasks(lambda: group.die(rank))
+            group.world.revoke()  # ends the rank's background tasks, too
+            end_rank_tasks(lambda: group.fail(rank))
         except BaseException as error:
             errors.append(error)
             group.world.abort()
-            group.die(rank)
+            group.fail(rank)
 
     threads = [
         threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)

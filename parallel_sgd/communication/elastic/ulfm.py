@@ -1,4 +1,4 @@
-"""The communicator over MPI whose ranks survive each other."""
+"""The fault-tolerant communicator over MPI."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _world: UlfmCommunicator | None = None
 
 
 def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
-    """The ranks that train. A rank in reserve returns as it joins them, or ends here.
+    """Return the training ranks. A standby rank returns when it joins, or exits here.
 
-    There is one such communicator in a process; what later calls give is made from it, and does not
-    survive by itself.
+    There is one such communicator in a process. Later calls return duplicates, which are not
+    fault-tolerant by themselves.
     """
     global _world
     if _world is not None:
@@ -40,13 +40,13 @@ def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
 
 
 class UlfmCommunicator(WithReplayLog, MpiCommunicator):
-    """Ranks that go on where some of them have died.
+    """Ranks that continue after failures.
 
     Args:
-        comm: of the ranks that train.
+        comm: communicator of the training ranks.
         watched: bounds every wait.
-        lobby: where they meet again.
-        cuda_aware: hand CuPy arrays to MPI.
+        rendezvous: reconfigures the ranks.
+        cuda_aware: pass CuPy arrays to MPI directly.
     """
 
     fault_tolerant = True
@@ -64,7 +64,7 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
             self, standby=rendezvous.has_standby, joins=rendezvous.generation > 0
         )
         self._rendezvous, self.generation = rendezvous, rendezvous.generation
-        self._abandoned: list[MPI.Intracomm] = []  # a message may yet come in
+        self._abandoned: list[MPI.Intracomm] = []  # kept alive for messages in flight
 
     @property
     def spares(self) -> int:

@@ -1,10 +1,11 @@
-"""An error on one rank ends the whole job, at once and with a non-zero exit code.
+"""End the whole job, at once and with a non-zero exit code, after an error on one rank.
 
-Left alone, a rank that fails waits in MPI_Finalize for the others, which wait for it in their next
-collective: the job hangs, on Open MPI and on MPICH. Our own programs run inside `abort_on_error`
-(`entry_point`); a plain `mpiexec python train.py` is covered by `install_excepthook`: from
-`import parallel_sgd` on where the launcher is known, else from `Communicator.world()` on. Nothing
-here imports MPI: it works before MPI is up, after it is down, and without it.
+Otherwise the failed rank waits in MPI_Finalize for the other ranks, and these wait for the failed
+rank in their next collective: the job hangs, on Open MPI and on MPICH. Our own programs run inside
+`abort_on_error` (`entry_point`). A plain `mpiexec python train.py` is covered by
+`install_excepthook`: from `import parallel_sgd` on if the launcher is known, else from
+`Communicator.world()` on. This module does not import MPI: it works before MPI is initialized,
+after it is finalized, and without MPI.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from .heartbeat import own
 from .rank_process import claim, hydras_socket, is_rank
 from .rank_status import FAILED, LOST, report_end, report_error
 
-#: Before it ends the job a rank waits so long: others with the same error can print it too, and
-#: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
+#: Pause of a rank before it ends the job: other ranks with the same error can print it, and
+#: mpiexec can read the output. MPICH's mpiexec drops output in flight when a rank aborts.
 GRACE_S = 0.4
 
-#: How long a rank waits at most for the others to print an error that all of them share.
+#: Longest wait for the other ranks to print an error shared by all ranks.
 _PRINT_S = 5.0
 
-#: A process that has closed its connections as it ends is gone after so many seconds.
-_DIES_S = 0.2
+#: Time for a process to exit after closing its connections.
+_EXITS_S = 0.2
 
-#: How long Hydra may take to end a job that asks for it over its own wire.
+#: Time for Hydra to end a job after a request over PMI.
 _HYDRA_S = 2.0
 
-#: How long Slurm's controller may take to be asked, and then to end a step.
+#: Time for Slurm's controller to accept a request, and again to end a step.
 _SLURM_S = 10.0
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -55,7 +56,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _COMMAND_LINE = _PACKAGE + "command_line" + os.sep
 
-#: Leading frames of a traceback that only lead to the user's script, and would hide it.
+#: Files of the leading frames of a traceback, before the user's script; not printed.
 SCAFFOLD = {
     str(Path(__file__).parents[1] / "entry_point.py"),
     contextlib.__file__,
@@ -65,11 +66,11 @@ SCAFFOLD = {
 
 
 def install_excepthook() -> None:
-    """Make an uncaught exception on this rank end the job, also in a script started by `python`.
+    """Make an uncaught exception on this rank end the job, also in a script run by `python`.
 
-    Prints like `abort_on_error`. An exception at an interactive prompt, and one in a process that
-    is alone or was started by a rank, goes to the hook that was there before. `sys.exit(3)` on one
-    rank does not reach any hook: scripts that do so are for `parallel-sgd run` or `abort_on_error`.
+    Prints like `abort_on_error`. The previous hook handles an exception at an interactive prompt,
+    in a process without other ranks, or in a process started by a rank. `sys.exit(3)` on one rank
+    reaches no hook: run such scripts by `parallel-sgd run` or inside `abort_on_error`.
 
     Local. Calling it again changes nothing.
     """
@@ -88,11 +89,11 @@ def install_excepthook() -> None:
 
 
 def install_excepthook_if_launched() -> None:
-    """`install_excepthook` where a launcher says that it started several ranks; else nothing. The
-    first process of a launcher's that calls this is the rank: see `rank_process`.
+    """Call `install_excepthook` if a launcher reports several ranks, else do nothing.
 
-    For `import parallel_sgd`, since a rank may fail before it reaches `Communicator.world()`, in
-    which the others then wait. Local. Cost: a few look-ups in the environment.
+    The first process of a launcher to call this is the rank: see `rank_process`. For `import
+    parallel_sgd`, since a rank may fail before `Communicator.world()`, while the other ranks wait
+    in that call. Local. Cost: a few look-ups in the environment.
     """
     claim()
     if is_rank() and (launched_size() or 1) > 1:
@@ -100,13 +101,15 @@ def install_excepthook_if_launched() -> None:
 
 
 def end_job(code: int, *, shared: bool = False) -> NoReturn:
-    """End every rank of this job, with this exit code (not 0). Flushes first, and waits `GRACE_S`.
+    """End every rank of this job with this exit code. Flushes output first, and waits `GRACE_S`.
 
     Args:
-        shared: all ranks are about to call this: none ends the job before the last one has.
+        code: exit code, not 0.
+        shared: all ranks are about to call this: no rank ends the job before the last call.
 
-    Where MPI is up: MPI_Abort. Where it is not, the rank's own exit is enough for Open MPI's
-    mpiexec, while MPICH's and srun go on waiting for the others, and have to be told.
+    If MPI is initialized: MPI_Abort. Otherwise the rank's own exit is enough for Open MPI's
+    mpiexec. MPICH's mpiexec and srun would keep waiting for the other ranks, so they are asked
+    explicitly.
 
     Local.
     """
@@ -117,7 +120,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         discard_stdout()
-    except (ValueError, AttributeError):  # it is closed, or there is none
+    except (ValueError, AttributeError):  # stdout is closed or missing
         pass
     if has_other_ranks():
         mpi = running_mpi()
@@ -133,9 +136,9 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
 
 
 def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
-    """End every rank of this job for errors that come to light as the program is about to end well.
+    """End every rank of this job for errors found as the program is about to end successfully.
 
-    For an exit handler, where no exception changes the exit code any more. Local.
+    For an exit handler, where an exception no longer changes the exit code. Local.
     """
     for error in errors:
         report(error)
@@ -145,7 +148,7 @@ def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
 
 
 def rank_label() -> str:
-    """How this rank's messages begin: ``[rank 2] ``, or nothing where there are no ranks."""
+    """Return the prefix of this rank's messages: ``[rank 2] ``, or empty without ranks."""
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
@@ -154,7 +157,7 @@ def rank_label() -> str:
 
 
 def _wait_for_all(mpi: Any) -> None:
-    """Wait until every rank is here, `_PRINT_S` at most; not at all where one has died."""
+    """Wait for every rank, up to `_PRINT_S`; return at once if a rank has failed."""
     deadline = time.monotonic() + _PRINT_S
     with contextlib.suppress(mpi.Exception):
         barrier = mpi.COMM_WORLD.Ibarrier()
@@ -163,9 +166,9 @@ def _wait_for_all(mpi: Any) -> None:
 
 
 def report(error: BaseException) -> int:
-    """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    dead = _failed_rank(error)
-    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or dead is not None:
+    """Print an error for the user, and return the exit code for it."""
+    failed_rank = _failed_rank(error)
+    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or failed_rank is not None:
         report_end(LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
@@ -178,10 +181,10 @@ def report(error: BaseException) -> int:
         return INTERRUPTED
     if line is not None:
         print_error(f"{line}{user_location(traceback.extract_tb(frames))}", shared=shared)
-    elif dead is not None:
+    elif failed_rank is not None:
         print_error(
-            f"parallel-sgd: error: {dead} has died, and the others cannot go on with what needs "
-            "all of them"
+            f"parallel-sgd: error: {failed_rank} has died, and the others cannot go on with what "
+            "needs all of them"
         )
     else:
         print_error("".join(traceback.format_exception(type(error), error, frames)))
@@ -189,17 +192,14 @@ def report(error: BaseException) -> int:
 
 
 def user_message(error: BaseException) -> str | None:
-    """The one line that is all a user needs to know of an error; None where that is a traceback.
-
-    Local.
-    """
+    """Return the one-line message for an error, or None if the error needs a traceback. Local."""
     if isinstance(error, UserError):
         return f"parallel-sgd: error: {error}"
     if isinstance(error, KeyboardInterrupt):
         return "parallel-sgd: interrupted"
     if isinstance(error, MemoryError):
         return f"parallel-sgd: error: there is not enough memory: {line_of(error)}"
-    if isinstance(error, BrokenPipeError) and _nobody_reads():  # as in `train … | head -1`
+    if isinstance(error, BrokenPipeError) and _stdout_has_no_reader():  # as in `train … | head -1`
         return "parallel-sgd: error: nobody reads any more what is printed"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"parallel-sgd: error: what was to be written could not be: {line_of(error)}"
@@ -207,13 +207,13 @@ def user_message(error: BaseException) -> str | None:
 
 
 def discard_stdout() -> None:
-    """Nothing more is to be written there as Python exits. Local."""
+    """Redirect stdout to the null device, so that Python's exit writes nothing more. Local."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _nobody_reads() -> bool:
-    """Whether stdout is a pipe whose reader has left."""
+def _stdout_has_no_reader() -> bool:
+    """Return True if stdout is a pipe without a reader."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         ends = select.poll()
         ends.register(sys.stdout.fileno(), 0)
@@ -222,51 +222,50 @@ def _nobody_reads() -> bool:
 
 
 def _failed_rank(error: BaseException) -> str | None:
-    """The rank whose death is the cause of an error of MPI's, in words; None: that is not known.
+    """Return the failed rank that caused an MPI error, in words, or None if unknown.
 
-    Some MPIs say so (ULFM). Of others a rank sees how a message fails (MPICH: "process_vm_readv
-    failed"), and that the process of another rank of its host is gone.
+    Some MPIs report a failed rank (ULFM). With other MPIs a message fails (MPICH: "process_vm_readv
+    failed"), and the process of another rank of this host has exited.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
         return None
-    says_so = error.Get_error_class() in rank_failure_errors(mpi)
-    until = time.monotonic() + _DIES_S
-    while not (gone := own.failed_neighbours()) and not says_so and time.monotonic() < until:
+    reported = error.Get_error_class() in rank_failure_errors(mpi)
+    until = time.monotonic() + _EXITS_S
+    while not (exited := own.failed_neighbours()) and not reported and time.monotonic() < until:
         time.sleep(0.01)
-    if gone:
-        return f"rank {gone[0].rank} (pid {gone[0].process})"
-    return "a rank" if says_so else None
+    if exited:
+        return f"rank {exited[0].rank} (pid {exited[0].process})"
+    return "a rank" if reported else None
 
 
 def rank_failure_errors(mpi: Any) -> set[int]:
-    """The error classes of MPIs whose ranks survive the death of others (ULFM)."""
+    """Return the error classes of rank failures, for MPIs with fault tolerance (ULFM)."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return {getattr(mpi, name) for name in names if hasattr(mpi, name)}
 
 
 def print_error(text: str, *, shared: bool = False) -> None:
-    """Have the launcher print the lines of an error, once for all ranks that say the same; print
-    them here where it does not.
+    """Let the launcher print an error, once for all ranks with the same text; else print it here.
 
     Args:
-        shared: whether all ranks raise it, because they have agreed to.
+        shared: all ranks raise this error by agreement.
     """
     if not report_error(text, shared=shared):
         print_labelled(text)
 
 
 def print_labelled(text: str) -> None:
-    """Write lines to stderr in one piece, each led by the rank: ranks share one terminal."""
+    """Write lines to stderr in one piece, each with the rank label: ranks share one terminal."""
     label = rank_label()
     write_stderr(*(f"{label}{line}" for line in text.splitlines()))
 
 
 def user_location(stack: traceback.StackSummary) -> str:
-    """Where the user's own code stands in a stack, or an error of ours arose: `` (train.py:12)``,
-    or nothing.
+    """Return the position of the user's code in a stack as `` (train.py:12)``, or an empty string.
 
-    Nothing where our own command line has read the arguments: no line of the user's is at fault.
+    The stack is of a thread, or of an error of ours. Empty if our command line was reading
+    arguments: no line of the user's code is at fault.
     """
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     not_users = (_PACKAGE, "<", *(sysconfig.get_path(kind) + os.sep for kind in kinds))
@@ -279,7 +278,7 @@ def user_location(stack: traceback.StackSummary) -> str:
 
 
 def has_other_ranks() -> bool:
-    """Whether other ranks may be waiting for this process, which is a rank itself."""
+    """Return True if this process is a rank and other ranks may be waiting for it."""
     if not is_rank():
         return False
     mpi = running_mpi()
@@ -289,24 +288,24 @@ def has_other_ranks() -> bool:
 
 
 def running_mpi() -> Any:
-    """The module mpi4py.MPI if it is imported, initialized and not finalized; else None."""
+    """Return the module mpi4py.MPI if imported, initialized and not finalized; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     ready = mpi is not None and hasattr(mpi, "COMM_WORLD")
     return mpi if ready and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def mpi_is_finalized() -> bool:
-    """Whether MPI was up and is finalized: no rank waits for another any more."""
+    """Return True if MPI is finalized: no rank waits for another any more."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and hasattr(mpi, "COMM_WORLD") and bool(mpi.Is_finalized())
 
 
 def _tell_hydra(code: int) -> None:
-    """End a job of MPICH's mpiexec (Hydra) from a rank in which MPI is not up.
+    """End a job of MPICH's mpiexec (Hydra) from a rank without initialized MPI.
 
-    Hydra takes the exit code of a rank that never called MPI_Init for a normal end, and lets the
-    others wait for it in MPI_Init for ever. It listens on the socket over which the library would
-    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal.
+    Hydra treats the exit code of a rank before MPI_Init as a normal end, and lets the other ranks
+    wait in MPI_Init for ever. Hydra listens on a socket to the MPI library (PMI-1). If it ignores a
+    request there, it still reacts to a rank killed by a signal.
     """
     descriptor = hydras_socket()
     if descriptor is None:
@@ -318,19 +317,19 @@ def _tell_hydra(code: int) -> None:
 
 
 def _tell_slurm() -> None:
-    """End a step of srun from a rank in which MPI is not up.
+    """End a step of srun from a rank without initialized MPI.
 
-    Unless it was called with -K, srun lets the others go on, which wait in MPI_Init for ever.
+    Without the option -K, srun lets the other ranks continue, which wait in MPI_Init for ever.
     """
     step = srun_step()
     if step is None:
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no scancel on this node
-        asked = subprocess.run(
+        answer = subprocess.run(
             ["scancel", step],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SLURM_S,
         )
-        if asked.returncode == 0:
+        if answer.returncode == 0:
             time.sleep(_SLURM_S)  # this rank is killed with the others

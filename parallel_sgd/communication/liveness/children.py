@@ -1,7 +1,7 @@
-"""Processes that a rank has forked, such as a DataLoader's workers, end when the rank is killed.
+"""Kill the processes forked by a rank, such as DataLoader workers, when the rank is killed.
 
-They hold the rank's standard output, so that mpiexec would wait for them: the job of ranks that
-survive each other would not come to its end.
+These processes hold the rank's standard output, so mpiexec would wait for them, and a
+fault-tolerant job would never end.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import signal
 import threading
 
-_PR_SET_PDEATHSIG = 1  #: Linux's: of the thread that has forked
+_PR_SET_PDEATHSIG = 1  #: Linux: a signal at the end of the forking thread
 
 _begun = False
-_forks: tuple[int, bool] = (0, False)  # the process that forks, and whether its main thread does
+_forks: tuple[int, bool] = (0, False)  # the forking process; True if its main thread forks
 
 
 def kill_children_with_this_process() -> None:
-    """From now on kill what this process's main thread forks when this process dies. Local."""
+    """Kill later forks of this process's main thread when this process exits. Local."""
     global _begun
     if not _begun:
         _begun = True
@@ -35,5 +35,5 @@ def _follow(prctl: ctypes._NamedFuncPointer) -> None:
     parent, by_main_thread = _forks
     if by_main_thread:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it has died meanwhile
+        if os.getppid() != parent:  # the parent exited before prctl
             os._exit(1)

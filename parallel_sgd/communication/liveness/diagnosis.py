@@ -1,14 +1,14 @@
-"""A roll call: a rank that waits too long asks the others what they do, before it ends the job.
+"""Status queries: a rank asks all ranks for their state after a timeout, before it ends the job.
 
-    who has waited too long    -> all       "what have you entered on communicator 0?"
-    the watchdog of each rank  -> that one  "16 collectives, and I compute"
+    rank with a timeout       -> all ranks    "how many collectives on communicator 0?"
+    watchdog of each rank     -> that rank    "16 collectives, computing"
 
-Each rank that is asked also writes its stacks, into its own log. Who does not answer has been
-stopped, is cut off, or holds Python's lock; ranks on its host see which, and have a process that
-holds the lock write its stacks all the same (`board`).
+Each queried rank also writes its stacks to its own log. A rank without a reply is stopped, cut off,
+or holds Python's lock. Ranks on its host can tell which, and make a process holding the lock write
+its stacks anyway (`heartbeat`).
 
-Likewise a rank that has ended asks those for which it waits whether they are still there: they may
-go on for as long as they like, but not in silence. Everything here is local.
+A finished rank uses the same query to check the remaining ranks: they may continue for any time,
+but must reply. Everything here is local.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 
     from .finish import FinishProtocol
 
-_QUESTION, _ANSWER = 2, 3  #: tags, beside those of `departures`
+_QUESTION, _ANSWER = 2, 3  #: tags, different from those of `finish`
 
 _SKIPPED = {*SCAFFOLD, __file__}
 
-ANSWERED_S = 1.5  #: a rank whose watchdog's thread runs has answered by then
-_SAME_S = 5.0  #: what ranks ask within so many seconds they ask for the same reason
+ANSWERED_S = 1.5  #: a rank with a running watchdog thread has answered by then
+_SAME_CAUSE_S = 5.0  #: queries within this time have the same cause
 
 
 @dataclass(frozen=True)
 class StatusReport:
-    """What a rank says of itself, and of the ranks on its host that may not answer.
+    """Status of a rank, and of unresponsive ranks on its host.
 
     Attributes:
-        entered: of the calls that were asked for; None: it knows of none.
-        does: in words.
-        mates: what the ranks on its host do that do not answer, in words, by rank.
+        rank: world rank.
+        collective_counts: collectives entered on the queried communicator; None if unknown there.
+        does: activity in words.
+        mates: activities of unresponsive ranks on the same host, in words, by rank.
     """
 
     rank: int
@@ -58,12 +59,12 @@ class StatusReport:
 
 
 class StatusQuery:
-    """Asks and answers, beside all that this rank does, from any of its threads.
+    """Sends and answers status queries, from any thread of this rank.
 
     Args:
-        departures: whose messages these are beside.
-        rank, size: this one of so many in the world.
-        wait: what this rank waits in, and since when; None: it waits for nobody.
+        finish_protocol: shares its communicator for these messages.
+        rank, size: this rank and the number of ranks, in the world.
+        wait: returns the name and start time of this rank's longest wait, or None.
     """
 
     def __init__(
@@ -74,27 +75,27 @@ class StatusQuery:
         wait: Callable[[], tuple[str, float] | None],
     ) -> None:
         self._finish_protocol, self._rank, self.size, self._wait = finish_protocol, rank, size, wait
-        self.timeout_s = 0.0  #: of the latest communicator
-        self._shown_s = float("-inf")  # when this rank has last shown, or asked for, stacks
+        self.timeout_s = 0.0  #: timeout of the latest communicator
+        self._shown_s = float("-inf")  # when this rank last wrote or requested stacks
         self._answers: dict[int, StatusReport] = {}
-        self._heard: dict[int, float] = {}
+        self._answered: dict[int, float] = {}
         self._sending: list[mail.Sent] = []
 
     def check_messages(self) -> None:
-        """Take in what others answer and ask."""
+        """Receive queries and reports, and answer the queries."""
         self._finish_protocol.with_comm(self._take_in)
 
     def _take_in(self, comm: MPI.Intracomm) -> None:
         self._sending = [sent for sent in self._sending if not sent[0].Test()]
         for values in mail.received(comm, _ANSWER):
             answer = StatusReport(**values)
-            self._answers[answer.rank], self._heard[answer.rank] = answer, time.monotonic()
+            self._answers[answer.rank], self._answered[answer.rank] = answer, time.monotonic()
         for asker, name, why in mail.received(comm, _QUESTION):
             if why:
                 self._show(f"rank {asker} {why}")
-            self._sending.append(mail.post(comm, vars(self._own(name)), asker, _ANSWER))
+            self._sending.append(mail.post(comm, vars(self._status_report(name)), asker, _ANSWER))
 
-    def _own(self, name: str) -> StatusReport:
+    def _status_report(self, name: str) -> StatusReport:
         wait, now = self._wait(), time.monotonic()
         if wait is None:
             does = f"{heartbeat_table.RankState.COMPUTES.value}{_place()}"
@@ -113,29 +114,33 @@ class StatusQuery:
 
     @property
     def showing_stacks(self) -> bool:
-        """Whether the stacks are being written just now, at some rank's request."""
-        return time.monotonic() - self._shown_s < _SAME_S
+        """True if this rank wrote or requested stacks within the last `_SAME_CAUSE_S` seconds."""
+        return time.monotonic() - self._shown_s < _SAME_CAUSE_S
 
     def _show_silent(self) -> None:
-        """Have those that do not answer show their stacks: the first other rank on their host."""
+        """Make unresponsive ranks write their stacks.
+
+        Only the lowest responsive rank of a host does so.
+        """
         now, rank = time.monotonic(), self._rank
         if any(
             m.rank < rank and m.state(now) in ANSWERING for m in heartbeat_table.own.neighbours()
         ):
             return
-        shows = [line.signal(heartbeat_table.SHOW_STACKS) for line in silent(now)]
-        if any(shows):  # but one that is stopped does so when it goes on
+        signalled = [line.signal(heartbeat_table.SHOW_STACKS) for line in silent(now)]
+        if any(signalled):  # a stopped process writes only after it continues
             time.sleep(heartbeat_table.SHOWN_S)
 
     def query_all(self, name: str, why: str) -> dict[int, StatusReport] | None:
-        """What the other ranks say of themselves, as far as they do so soon; None, after as long,
-        where another one asks them just now.
+        """Collect status reports from all other ranks for up to ANSWERED_S.
+
+        Returns None, after the same time, if another rank is already collecting.
 
         Args:
-            name: of the calls that this rank waits in; empty: of none.
-            why: this rank asks, after "rank 3".
+            name: name of the communicator whose collectives are counted; empty: none.
+            why: the reason, as the text after "rank 3".
         """
-        if self.showing_stacks:  # what that one hears it tells
+        if self.showing_stacks:  # the querying rank prints the reports
             until = time.monotonic() + ANSWERED_S + heartbeat_table.SHOWN_S
             while time.monotonic() < until:
                 time.sleep(0.02)
@@ -154,7 +159,7 @@ class StatusQuery:
         return answers
 
     def ask(self, ranks: Iterable[int], name: str = "", why: str = "") -> None:
-        """Ask for answers: see `query_all`. Where no reason is given, no stacks are shown."""
+        """Send a query to some ranks: see `query_all`. Without a reason no stacks are written."""
 
         def ask(comm: MPI.Intracomm) -> None:
             for rank in ranks:
@@ -163,17 +168,17 @@ class StatusQuery:
 
         self._finish_protocol.with_comm(ask)
 
-    def heard(self, rank: int) -> float:
-        """When a rank has last answered; 0.0: it has not yet."""
-        return self._heard.get(rank, 0.0)
+    def answered(self, rank: int) -> float:
+        """Return the time of a rank's latest report, or 0.0 without a report."""
+        return self._answered.get(rank, 0.0)
 
     def latest(self, ranks: Iterable[int]) -> dict[int, StatusReport]:
-        """The latest answers of those ranks that have given one."""
+        """Return the latest reports of these ranks, as far as received."""
         return {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
 
 def silent(now: float) -> list[Heartbeat]:
-    """The other ranks of this host that are there, and do not answer."""
+    """Return the heartbeats of this host's other ranks that run but do not respond."""
     return [
         line
         for line in heartbeat_table.own.neighbours()
@@ -184,30 +189,31 @@ def silent(now: float) -> list[Heartbeat]:
 def missing_in_words(
     awaited: Collection[int], answers: dict[int, StatusReport] | None, collective_counts: int | None
 ) -> list[str]:
-    """Why a wait for these ranks has lasted too long, as far as it can be told, in lines.
+    """Explain, in lines, why a wait for these ranks timed out.
 
     Args:
-        awaited: ranks of the world, without this one.
-        answers: of those that have given one; None: another rank tells.
-        entered: so many of the calls that were asked for this rank has entered; None: it waits for
+        awaited: world ranks, without this one.
+        answers: reports received; None if another rank is reporting the timeout.
+        collective_counts: collectives entered by this rank on the communicator; None for a wait for
             a message.
     """
     if answers is None:
         return []
     now = time.monotonic()
-    seen = {line.rank: line.in_words(now) for line in heartbeat_table.own.neighbours()}
+    states = {line.rank: line.in_words(now) for line in heartbeat_table.own.neighbours()}
     for line in heartbeat_table.own.neighbours():
         if line.state(now) in ANSWERING:
-            seen[line.rank] += ", but does not answer: is its link cut?"
+            states[line.rank] += ", but does not answer: is its link cut?"
     for answer in answers.values():
-        seen |= answer.mates
-    dumb = [rank for rank in awaited if rank not in answers]
-    lines = [seen[rank] for rank in dumb if rank in seen]
-    lost = [rank for rank in dumb if rank not in seen]
-    if lost:
-        does = "does" if len(lost) == 1 else "do"
+        states |= answer.mates
+    unanswered = [rank for rank in awaited if rank not in answers]
+    lines = [states[rank] for rank in unanswered if rank in states]
+    unknown = [rank for rank in unanswered if rank not in states]
+    if unknown:
+        does = "does" if len(unknown) == 1 else "do"
         lines.append(
-            f"{in_words(lost)} {does} not answer: stopped, cut off, or Python's lock is held there"
+            f"{in_words(unknown)} {does} not answer: stopped, cut off, or Python's lock is held "
+            "there"
         )
     for rank in awaited:
         if rank in answers and collective_counts is None:
@@ -220,13 +226,13 @@ def missing_in_words(
 
 
 def _place() -> str:
-    """Where the main thread is in the user's own code: `` (train.py:12)``, or nothing."""
+    """Return the main thread's position in the user's code as `` (train.py:12)``, or empty."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else user_location(traceback.extract_stack(frame))
 
 
 def print_stacks(rank: int, why: str) -> None:
-    """Write the stacks of this process's threads to stderr, in lines led by the rank."""
+    """Write the stacks of this process's threads to stderr, with the rank before each line."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     lines = [f"parallel_sgd: {why}; this rank is here:"]
@@ -238,6 +244,6 @@ def print_stacks(rank: int, why: str) -> None:
 
 
 def stack_lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
-    """A stack in lines, without the frames that only lead to the user's script, or to here."""
+    """Format a stack as lines, without frames before the user's script or inside this module."""
     shown = [frame for frame in stack if frame.filename not in _SKIPPED]
     return "".join(traceback.format_list(shown)).splitlines()

@@ -1,6 +1,6 @@
-"""Which ranks of a host let the others wait, as its board shows: for whoever goes on without them.
+"""Find and kill unresponsive ranks of this host, so that the remaining ranks can continue.
 
-Works without MPI, so also where a communicator has failed. Everything here is local.
+Works without MPI, so also after a communicator has failed. Everything here is local.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Heartbeat, HeartbeatTable, RankState, own
 
-_LOOKS_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Unresponsive:
-    """A rank that has not moved for a while.
+    """A rank without progress for a while.
 
     Attributes:
-        line: its own, on the board.
-        conduct: whether it waits for others, stands by, computes, or cannot answer.
-        seconds: for how long.
+        line: heartbeat of the rank.
+        state: state of the rank: waiting, standing by, computing, or not answering.
+        seconds: time in this state.
     """
 
     line: Heartbeat
@@ -35,14 +35,14 @@ class Unresponsive:
 
 
 def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unresponsive]:
-    """The ranks of this host that have not moved for so long, in their order.
+    """Return the ranks of this host without progress for more than `for_s` seconds, in rank order.
 
     Args:
-        board: `board.own.board` on a rank.
-        for_s: seconds in which a rank that moves begins or ends a wait for others.
+        heartbeat_table: `heartbeat.own.heartbeat_table` on a rank.
+        for_s: seconds; a healthy rank begins or ends a wait for other ranks in this time.
 
-    Those that wait for others, or stand by for them, are victims as a rule, and those that do
-    anything else are waited for. Who is gone is not named.
+    Waiting and standing-by ranks are usually victims; ranks in any other state are being waited
+    for. Exited ranks are left out.
     """
     now, found = time.monotonic(), []
     for line in heartbeat_table.lines():
@@ -54,26 +54,28 @@ def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unrespon
 
 
 def evict_unresponsive_ranks(heartbeat_table: HeartbeatTable, for_s: float) -> list[int]:
-    """Kill the ranks of this host that others wait for in vain; which those are.
+    """Kill the ranks of this host that other ranks wait for in vain. Return the killed ranks.
 
-    They have been stopped or hold Python's lock for so long, or compute for so long while another
-    rank of this host waits as long. Those that are not stopped write their stacks before.
+    Killed are ranks stopped or holding Python's lock for more than `for_s` seconds, and ranks
+    computing as long while another rank of this host waits as long. Ranks not stopped write their
+    stacks first.
     """
     found = unresponsive(heartbeat_table, for_s)
     states = {RankState.STOPPED, RankState.SILENT}
-    if any(one.state is RankState.WAITS for one in found):
+    if any(entry.state is RankState.WAITS for entry in found):
         states.add(RankState.COMPUTES)
-    guilty = [one for one in found if one.state in states]
-    victims = {one.rank for one in found} - {one.rank for one in guilty}
-    first = own.rank == min(victims, default=own.rank)  # all come to this, and one of them asks
-    return evict([one.line for one in guilty], show=first)
+    culprits = [entry for entry in found if entry.state in states]
+    victims = {entry.rank for entry in found} - {entry.rank for entry in culprits}
+    first = own.rank == min(victims, default=own.rank)  # all victims run this; one requests stacks
+    return evict([entry.line for entry in culprits], show=first)
 
 
 def evict(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
-    """Kill ranks of this host when they have written their stacks; which those are.
+    """Kill ranks of this host after they have written their stacks. Return the killed ranks.
 
     Args:
-        show: whether this rank asks them to write; those that are stopped cannot.
+        lines: heartbeats of the ranks.
+        show: this rank requests the stacks; stopped ranks cannot write them.
     """
     now = time.monotonic()
     writing = [line for line in lines if line.state(now) is not RankState.STOPPED]
@@ -85,24 +87,28 @@ def evict(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
 
 
 class PeriodicEviction:
-    """Kills such ranks now and then, where the others go on without them.
+    """Evicts unresponsive ranks periodically, while the remaining ranks continue.
 
     Args:
-        for_s: seconds, as above.
+        for_s: seconds without progress, as for `unresponsive`.
 
-    Where this process has been stopped itself it waits for another look: so may all have been.
+    After a pause of this process itself, one more check passes before any eviction: all processes
+    may have been stopped together.
     """
 
     def __init__(self, for_s: float) -> None:
-        self._for_s, self._looked_s = for_s, time.monotonic()
+        self._for_s, self._checked_s = for_s, time.monotonic()
 
     def evict_when_due(self) -> list[int]:
-        """To be called at least twice a second; which ranks it has killed."""
-        last_s = self._looked_s
+        """Evict unresponsive ranks, at most once a second. Call at least twice a second.
+
+        Returns the killed ranks.
+        """
+        last_s = self._checked_s
         now = time.monotonic()
-        if own.heartbeat_table is None or now - last_s < _LOOKS_EVERY_S:
+        if own.heartbeat_table is None or now - last_s < _CHECK_INTERVAL_S:
             return []
-        self._looked_s = now
+        self._checked_s = now
         return (
             evict_unresponsive_ranks(own.heartbeat_table, self._for_s)
             if now - last_s < FRESH_S

@@ -1,5 +1,7 @@
-"""Tells of a rank that dies while no other one survives it, where the launcher cannot see it: it is
-on another host. A small process beside the rank; MPI does not end the others' wait in MPI_Init.
+"""Report the exit of a rank on another host before recovery is possible.
+
+The launcher cannot see processes of other hosts, and MPI does not end the other ranks' wait in
+MPI_Init. So a small process beside the rank makes a file when the rank exits.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Its stdin ends with the rank.
-_MOURNER = """
+#: Program of the notifier. Its stdin is closed when the rank exits.
+_NOTIFIER = """
 import sys
 sys.stdin.read()
 try:
@@ -20,21 +22,22 @@ except OSError:  # the job is over, and the folder not there any more
 
 
 class ExitNotifier:
-    """
+    """Makes a file when this process exits.
+
     Args:
-        place: a file that is made when this process ends.
+        place: path of the file.
 
     Local. Cost: a bare interpreter, some 10 ms in the background.
     """
 
     def __init__(self, place: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _MOURNER, str(place)],
+            [sys.executable, "-I", "-S", "-c", _NOTIFIER, str(place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
 
-    def leave(self) -> None:
-        """From now on this process's end is nobody's loss."""
+    def stop(self) -> None:
+        """Stop the notifier: from now on the exit of this process needs no report."""
         self._process.kill()
         self._process.communicate()

@@ -1,4 +1,4 @@
-"""Errors that say that other ranks have died or failed; and how those that are left meet again."""
+"""Recognize rank failures, and reconfigure the communicator after them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 MOST_FRUITLESS = 3
-"""Reconfigurations in a row in which no rank was missing. After more, something else is wrong."""
+"""Most reconfigurations in a row without a missing rank; more of them have another cause."""
 
 
 class RanksChanged(RanksLost):
-    """The ranks were reconfigured meanwhile: begin again with the present ones."""
+    """The ranks were reconfigured meanwhile: start again with the present ranks."""
 
 
 class RankFailed(RuntimeError):
@@ -29,7 +29,7 @@ class RankFailed(RuntimeError):
 
 
 def is_rank_failure(error: BaseException | None) -> bool:
-    """Whether an error says that ranks have died, also one of MPI's own. Local."""
+    """Return True if an error, ours or MPI's, reports failed ranks. Local."""
     if isinstance(error, RanksLost):
         return True
     mpi: Any = sys.modules.get("mpi4py.MPI")
@@ -37,8 +37,8 @@ def is_rank_failure(error: BaseException | None) -> bool:
         return False
     kinds = rank_failure_errors(mpi)
     if fault_tolerant():
-        # Of several requests at once MPI says only that some have failed, and Open MPI's
-        # collectives at times that something has: "known error not in list".
+        # For several requests at once MPI reports only that some have failed. Open MPI's
+        # collectives sometimes report an unspecific error: "known error not in list".
         kinds |= {mpi.ERR_IN_STATUS, mpi.ERR_PENDING, mpi.ERR_OTHER, mpi.ERR_INTERN}
     return error.Get_error_class() in kinds
 
@@ -50,15 +50,18 @@ def retry(
     *,
     failed: bool = False,
 ) -> Result:
-    """Call `attempt` until it returns, and after each failure of ranks call `recover` first.
+    """Call `attempt` until it returns. After each rank failure call `recover` first.
 
     Args:
-        comm: counts reconfigurations in which no rank was missing (`fruitless`).
-        recover: may fail likewise, and is then called again.
-        failed: ranks have failed already: begin with `recover`.
+        comm: counts reconfigurations without a missing rank (`fruitless`).
+        attempt: work of all ranks.
+        recover: called again after a rank failure of its own.
+        failed: a rank has failed already: start with `recover`.
+    Returns:
+        The result of `attempt`.
     Raises:
-        Exception: any other error; or a failure of ranks after more than `MOST_FRUITLESS`
-            fruitless reconfigurations in a row.
+        Exception: any error except a rank failure; or a rank failure after more than
+            `MOST_FRUITLESS` fruitless reconfigurations in a row.
 
     Collective among the remaining ranks.
     """
@@ -75,12 +78,12 @@ def retry(
 
 
 def can_recover(comm: Communicator, error: BaseException) -> bool:
-    """Return whether the remaining ranks can continue after an error. Local."""
+    """Return True if the remaining ranks can continue after an error. Local."""
     return is_rank_failure(error) and comm.fault_tolerant and comm.fruitless <= MOST_FRUITLESS
 
 
 def reconfigure_ranks(comm: Communicator) -> None:
-    """Continue with the remaining ranks and those that join. Collective."""
+    """Continue with the remaining and joining ranks. Collective."""
 
     def reconfigure() -> None:
         comm.revoke()

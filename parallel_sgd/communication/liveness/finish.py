@@ -1,15 +1,15 @@
-"""Who has left: a rank whose program has ended is waited for in vain.
+"""The finish protocol: end the waits for ranks whose programs have finished.
 
-A program may end on one rank long before it does on the others, if nobody waits for it any more. So
-each rank tells, as it ends, how many collectives it has entered on each communicator. Whoever waits
-in a later one then waits for a rank that will not come. MPI alone would not end such a wait: the
-rank that has left is in MPI_Finalize, and waits too.
+A program may finish on one rank long before the other ranks, if no rank needs it any more. So each
+rank reports, as it finishes, its number of entered collectives on each communicator. A rank waiting
+in a later collective then waits for a rank that will not come. MPI alone would not end such a wait:
+the finished rank is waiting in MPI_Finalize.
 
-    every rank, at its end      -> rank 0     what it has entered
-    rank 0, now and then        -> the rest   who has left so far, with what they had entered
-    rank 0, after the last one  -> all        that all have left: go on to MPI_Finalize
+    every rank, as it finishes    -> rank 0       its collective counts
+    rank 0, periodically          -> other ranks  finished ranks, with their counts
+    rank 0, after the last rank   -> all ranks    all finished: continue to MPI_Finalize
 
-A job that ends everywhere at once costs two messages a rank. Everything here is local.
+Cost: two messages per rank in a job with all ranks finishing at once. Everything here is local.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TAG = 1
-_FORWARDED_EVERY_S = 1.0  #: by rank 0, if there is anything new
-ON_ITS_WAY_S = 2.0  #: a message of a rank that has left may be for so long
-_LONGEST_SLEEP_S = 0.02  #: of a rank that has left, between two looks
+_FORWARDED_EVERY_S = 1.0  #: interval between two forwards by rank 0
+ON_ITS_WAY_S = 2.0  #: longest time in flight of a message from a finished rank
+_LONGEST_SLEEP_S = 0.02  #: longest sleep of a finished rank between two checks
 
-Entered = Mapping[str, int]  #: collectives on a communicator, by its name
+CollectiveCounts = Mapping[str, int]  #: number of collectives entered, by name of the communicator
 
 
 @dataclass(eq=False, slots=True)
 class CollectiveCounter:
-    """The collectives that this rank has entered on one communicator.
+    """Counts the collectives entered by this rank on one communicator.
 
     Attributes:
-        name: the same on all of its ranks, and no other's.
-        ranks: of the world, in the order of the communicator's.
-        entered: so many, so far.
-        made: communicators made from it, so far.
+        name: unique name of the communicator, the same on all of its ranks.
+        ranks: world ranks, in the order of the communicator.
+        collective_counts: collectives entered so far.
+        made: communicators made from this one so far.
     """
 
     name: str
@@ -58,168 +58,172 @@ class CollectiveCounter:
     made: int = field(default=0, repr=False)
 
     def enter(self) -> None:
-        """Another one begins."""
+        """Count the start of a collective."""
         self.collective_counts += 1
 
     def child(self, ranks: tuple[int, ...], group: int = 0) -> CollectiveCounter:
-        """Those of a communicator that is made from this one, by all of its ranks together."""
+        """Return the counter of a communicator made from this one, by all of its ranks together."""
         self.made += 1
-        ranks = self.ranks if ranks == self.ranks else ranks  # there may be thousands of these
+        ranks = self.ranks if ranks == self.ranks else ranks  # share: there may be thousands
         return CollectiveCounter(f"{self.name}/{self.made}.{group}", ranks)
 
 
 class FinishProtocol:
-    """Tells the other ranks that this one leaves, and keeps who has.
+    """Reports this rank's finish to the other ranks, and records finished ranks.
 
     Args:
-        comm: of all ranks, for these messages alone.
+        comm: communicator of all ranks, used only for these messages.
 
-    It may be asked from any thread, if MPI allows that.
+    May be used from any thread, if MPI supports threads.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._rank, self._size = comm, comm.rank, comm.size
-        # For good: others may yet wait in a communicator that is closed here, or forgotten.
+        # Never removed: other ranks may still wait in a communicator already closed here.
         self._counters: dict[str, CollectiveCounter] = {}
-        self._left: dict[int, Entered] = {}
-        self._forwarded: set[int] = set()  # of whom rank 0 has told the rest
+        self._finished: dict[int, CollectiveCounts] = {}
+        self._forwarded: set[int] = set()  # finished ranks already forwarded by rank 0
         self._forwarded_s = 0.0
         self._released = False
         self._sending: list[tuple[MPI.Request, Any]] = []
         self._using = threading.RLock()
-        self._over, self.process = False, os.getpid()
-        #: Called often with the ranks that this one waits for at its end.
+        self._done, self.process = False, os.getpid()
+        #: Called often, while this finished rank waits, with the awaited ranks.
         self.on_wait: Callable[[Collection[int]], object] = lambda ranks: None
 
     def register(self, counter: CollectiveCounter) -> CollectiveCounter:
-        """Tell of these, too, at the end."""
+        """Include a counter in this rank's finish report."""
         self._counters[counter.name] = counter
         return counter
 
     def collective_counts(self, name: str) -> int | None:
-        """How many of the calls of that name this rank has entered; None: it knows of none."""
+        """Return the collectives entered on the named communicator; None if unknown here."""
         return self._counters[name].collective_counts if name in self._counters else None
 
     def with_comm(self, exchange: Callable[[MPI.Intracomm], object]) -> None:
-        """Let messages with other tags be exchanged, unless this rank has come to its end."""
+        """Call `exchange` with the communicator, unless this rank has finished.
+
+        For messages with different tags.
+        """
         with self._using:
-            if not self._over:
+            if not self._done:
                 exchange(self._comm)
 
     def check_messages(self) -> None:
-        """Take in who has left by now, and pass it on where that is this rank's to do."""
+        """Receive reports of finished ranks. Rank 0 also forwards them."""
         with self._using:
-            if self._over:
+            if self._done:
                 return
-            for news in mail.received(self._comm, _TAG):
-                self._released |= news is None
-                self._left |= news or {}
+            for reports in mail.received(self._comm, _TAG):
+                self._released |= reports is None
+                self._finished |= reports or {}
             if self._rank == 0 and time.monotonic() - self._forwarded_s > _FORWARDED_EVERY_S:
                 self._forward()
 
     def _forward(self) -> None:
-        """Let the ranks that are still there know who is not."""
+        """Send newly finished ranks to the ranks still running."""
         self._forwarded_s = time.monotonic()
-        new = {rank: self._left[rank] for rank in self._left.keys() - self._forwarded}
+        new = {rank: self._finished[rank] for rank in self._finished.keys() - self._forwarded}
         if not new:
             return
         self._forwarded |= new.keys()
         for rank in range(1, self._size):
-            if rank not in self._left:
+            if rank not in self._finished:
                 self._send(rank, new)
 
-    def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
-        self._sending.append(mail.post(self._comm, news, rank, _TAG))
+    def _send(self, rank: int, reports: Mapping[int, CollectiveCounts] | None) -> None:
+        self._sending.append(mail.post(self._comm, reports, rank, _TAG))
 
     def has_finished(self, rank: int) -> bool:
-        """Whether a rank of the world is known to have left."""
-        return rank in self._left
+        """Return True if a world rank is known to have finished."""
+        return rank in self._finished
 
     def missing(self, counter: CollectiveCounter, number: int) -> list[int]:
-        """The ranks of the world that have left before they entered so many of these calls."""
-        gone = [rank for rank in counter.ranks if self.has_finished(rank)]
-        return [rank for rank in gone if self._left[rank].get(counter.name, 0) < number]
+        """Return the world ranks that finished before entering `number` of these collectives."""
+        finished = [rank for rank in counter.ranks if self.has_finished(rank)]
+        return [rank for rank in finished if self._finished[rank].get(counter.name, 0) < number]
 
     @property
     def all_finished(self) -> bool:
-        """Whether all ranks have come to their end."""
-        return self._over
+        """True once all ranks have finished."""
+        return self._done
 
     def leave(self) -> None:
-        """Tell that this rank has come to its end, and wait until all have.
+        """Report that this rank has finished, and wait until all ranks have.
 
-        They may go on for as long as they like, without this rank. Calling it again does nothing.
+        The remaining ranks may continue for any time. Calling it again does nothing.
         """
         from mpi4py import MPI
 
-        if self._over or os.getpid() != self.process or MPI.Is_finalized():
+        if self._done or os.getpid() != self.process or MPI.Is_finalized():
             return
-        own = {name: counter.collective_counts for name, counter in self._counters.items()}
+        counts = {name: counter.collective_counts for name, counter in self._counters.items()}
         with self._using:
-            self._left[self._rank] = own
+            self._finished[self._rank] = counts
             if self._rank:
-                self._send(0, {self._rank: own})
+                self._send(0, {self._rank: counts})
         backoff = Backoff(time.sleep, first_s=1e-4, growth=2, longest_s=_LONGEST_SLEEP_S)
-        while not (len(self._left) == self._size if self._rank == 0 else self._released):
+        while not (len(self._finished) == self._size if self._rank == 0 else self._released):
             backoff.pause()
             self.check_messages()
-            self.on_wait([0] if self._rank else set(range(self._size)) - self._left.keys())
+            self.on_wait([0] if self._rank else set(range(self._size)) - self._finished.keys())
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():
                 self._send(rank, None)
             MPI.Request.Waitall([request for request, _ in self._sending])
-            self._over = True
+            self._done = True
 
 
-_of_the_world: FinishProtocol | None = None
-_key: int | None = None  # of what tells of the end where a program calls MPI.Finalize
-_last: list[Callable[[], object]] = []
+_protocol: FinishProtocol | None = None
+_key: int | None = None  # attribute of COMM_SELF; its deletion reports a call of MPI.Finalize
+_called_last: list[Callable[[], object]] = []
 
 
 def finish_protocol(world: MPI.Intracomm) -> FinishProtocol:
-    """Those of all ranks of this process's world. Collective at its first call."""
-    global _of_the_world, _key
-    if _of_the_world is None:
+    """Return the finish protocol of this process's world. Collective at its first call."""
+    global _protocol, _key
+    if _protocol is None:
         from mpi4py import MPI
 
-        _of_the_world = FinishProtocol(world.Dup())
-        # Also for programs that call MPI.Finalize: it first deletes what COMM_SELF has.
+        _protocol = FinishProtocol(world.Dup())
+        # For programs that call MPI.Finalize themselves: it deletes COMM_SELF's attributes first.
         _key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
         MPI.COMM_SELF.Set_attr(_key, True)
-    return _of_the_world
+    return _protocol
 
 
 def call_last(function: Callable[[], object]) -> None:
-    """Call it when this program has come to its end, after all else of this package."""
-    _last.append(function)
+    """Register a function to call when this program has finished, after all of this package."""
+    _called_last.append(function)
 
 
 def check_messages() -> None:
-    """Take in who has left by now, where this process's ranks tell each other. To be called now
-    and then, also where this rank waits for nobody: rank 0 passes it on to the others."""
-    if _of_the_world is not None:
-        _of_the_world.check_messages()
+    """Receive reports of finished ranks, if this process uses the finish protocol.
+
+    Call periodically, also while this rank does not wait: rank 0 forwards the reports.
+    """
+    if _protocol is not None:
+        _protocol.check_messages()
 
 
 def _leave() -> None:
-    """This process ends, with nothing of ours in the background any more."""
-    if not is_rank():  # but a child of it
+    """Finish this process, after all background tasks of this package."""
+    if not is_rank():  # a child process of a rank
         return
-    if _of_the_world is not None:
-        _of_the_world.leave()
-        if _of_the_world.all_finished:
+    if _protocol is not None:
+        _protocol.leave()
+        if _protocol.all_finished:
             report_all_finished()
-    for function in _last:
+    for function in _called_last:
         function()
     report_end(FINISHED)
 
 
-@atexit.register  # before any other of this package, so that it is called after them
+@atexit.register  # registered first in this package, so called last
 def _end() -> None:
-    """As above. MPI is shut down, which takes all ranks, when there is no Python any more that
-    could be called back."""
+    """Finish, as `_leave`, then shut down MPI for all ranks, without later Python callbacks."""
     _leave()
-    if _of_the_world is not None and is_rank():
+    if _protocol is not None and is_rank():
         limit_finalize_time()
         mpi = running_mpi()
         if mpi is not None and _key is not None:
@@ -227,15 +231,19 @@ def _end() -> None:
 
 
 def finalize_at_exit() -> None:
-    """MPI, which this process has initialized and nobody else finalizes, is finalized as it ends:
-    after all exit handlers, since the user's own may yet use MPI."""
-    # Python clears this module last, when it has called the handlers and cleared the others.
+    """Finalize MPI as this process ends: after all exit handlers, since the user's may use MPI.
+
+    For a process that has initialized MPI itself.
+    """
+    # Python clears sys last, after all exit handlers and all other modules.
     vars(sys)["_parallel_sgd_finalizer"] = _Finalizer()
 
 
 class _Finalizer:
-    """Finalizes MPI when it goes; in a process that was forked, which would wait there for the
-    other ranks, it does not. By then no module can be looked into."""
+    """Finalizes MPI on deletion, except in a forked process, which would wait for the other ranks.
+
+    No module is accessible by then.
+    """
 
     def __init__(self) -> None:
         from mpi4py import MPI

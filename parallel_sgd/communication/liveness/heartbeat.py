@@ -1,8 +1,8 @@
-"""What the ranks of one host are doing, in memory that all of them and their launcher see.
+"""Heartbeats: the state of every rank of a host, in memory shared with the launcher.
 
-Twice a second the watchdog's thread of each rank writes a line on the board: that it runs, in what
-its rank waits for others, and when that has last changed. So the hot path pays nothing, and who
-does not write any more has been stopped, or holds Python's lock. Everything here is local.
+Twice a second the watchdog thread of each rank writes a heartbeat: the current wait for other
+ranks, and the time of the latest change. The training loop pays nothing. A rank without recent
+heartbeats is stopped, or holds Python's lock. Everything here is local.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-FILE = "board"  #: in the launcher's folder
+FILE = "board"  #: file name of the heartbeat table in the launcher's folder
 NAME_BYTES = 64
 
-#: process, birth, written, moved, waits since (0: it does not), timeout_s (0: MPI is not up), name
-#: of what it waits in, or stands by for
+#: process, birth, written, moved, waits_since (0: no wait), timeout_s (0: before MPI_Init), name of
+#: the wait or standby
 _FIELDS = struct.Struct(f"=qqdddd{NAME_BYTES}s")
 
-#: What a copy of a line begins with: the checksum of all that follows; how often it was written.
+#: Header of a copy: checksum of the rest of the copy; number of writes so far.
 _HEAD = struct.Struct("=IQ")
 _CHECKSUM = struct.Struct("=I")
 _COPY_BYTES = 128
 assert _HEAD.size + _FIELDS.size <= _COPY_BYTES
 
 LINE_BYTES = 2 * _COPY_BYTES
-_EMPTY = bytes(LINE_BYTES)  #: of a rank that has not written yet, or is on another host
+_EMPTY = bytes(LINE_BYTES)  #: a rank without a heartbeat, or on another host
 
-#: How often a reader looks for a whole copy. It finds none after as many looks only where a rank
-#: has been stopped in the midst of its very first line.
+#: Most attempts to read a whole copy. All attempts fail only for a rank stopped while writing its
+#: first heartbeat.
 _LOOKS = 1000
 
-#: A rank that has written within so many seconds answers; it does so twice a second.
+#: A rank is responsive if its heartbeat is younger than this (seconds); it writes twice a second.
 FRESH_S = 2.0
 
-#: At this signal a process writes its stacks to stderr, also where Python's lock is held; 0 does
-#: nothing, where there are no such signals. Not one that programs or batch systems have a use for.
+#: Signal to make a process write its stacks to stderr, even while Python's lock is held; 0 (no
+#: effect) on systems without real-time signals. Not used by programs or batch systems.
 SHOW_STACKS = signal.SIGRTMIN + 9 if sys.platform.startswith("linux") else 0
 
 
-#: How long a process may take to write its stacks.
+#: Time for a process to write its stacks, in seconds.
 SHOWN_S = 0.5
 
-#: Of a process's flags, as Linux says them: set before anything is closed for its end.
+#: Linux process flag, set before an exiting process closes any file.
 _PF_EXITING = 0x4
 
 
 class RankState(Enum):
-    """What a rank does, as its host sees it."""
+    """State of a rank, as seen by its host."""
 
     EXITED = "is gone"
     STOPPED = "is stopped, by a signal or a debugger"
@@ -79,16 +79,17 @@ ANSWERING = {RankState.WAITS, RankState.STANDS_BY, RankState.COMPUTES}
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One rank's, with times of the host's monotonic clock.
+    """Heartbeat of one rank. Times are of the host's monotonic clock, in seconds.
 
     Attributes:
-        rank: of the world.
-        birth: when the process was started, in ticks: another one may get its number.
-        written: when the rank wrote it.
-        moved: when it has last begun or ended a wait for others.
-        waits_since: since when it waits; 0.0: it does not.
-        timeout_s: of its communicator; 0.0 before MPI is up.
-        name: of what it waits in, or stands by for.
+        rank: world rank.
+        process: process id.
+        birth: start time of the process in clock ticks, since process ids are reused.
+        written: time of writing.
+        moved: latest start or end of a wait for other ranks.
+        waits_since: start of the current wait; 0.0 without a wait.
+        timeout_s: timeout of the rank's communicator; 0.0 before MPI is initialized.
+        name: name of the current wait or standby.
     """
 
     rank: int
@@ -101,13 +102,13 @@ class Heartbeat:
     name: str
 
     def state(self, now: float) -> RankState:
-        """What it does."""
+        """Return the state of the rank at a time."""
         process_state = _process_state(self.process, self.birth)
         if process_state is None:
             return RankState.EXITED
         if process_state in "Tt":
             return RankState.STOPPED
-        if self.waits_since and not self.timeout_s:  # in MPI_Init, with Python's lock held
+        if self.waits_since and not self.timeout_s:  # in MPI_Init, holding Python's lock
             return RankState.WAITS
         if not self.timeout_s:
             return RankState.STARTS
@@ -118,7 +119,7 @@ class Heartbeat:
         return RankState.STANDS_BY if self.name else RankState.COMPUTES
 
     def in_words(self, now: float) -> str:
-        """Which process it is and what it does, for a message."""
+        """Describe the process and its state, for a message."""
         state = self.state(now)
         words = state.value
         if state is RankState.WAITS:
@@ -130,13 +131,13 @@ class Heartbeat:
         return f"rank {self.rank} (pid {self.process}) {words}"
 
     def since(self, state: RankState) -> float:
-        """From when on it has done that, at the latest."""
+        """Return the latest possible start of a state."""
         if state is RankState.WAITS:
             return self.waits_since
         return self.written if state in (RankState.STOPPED, RankState.SILENT) else self.moved
 
     def signal(self, number: int) -> bool:
-        """Send the process a signal, if it still is there; whether it was."""
+        """Send the process a signal. Return False if it has exited or may not be signalled."""
         if _process_state(self.process, self.birth) is None:
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -146,12 +147,12 @@ class Heartbeat:
 
 
 class HeartbeatTable:
-    """A line for each rank of the world, of which those on this host are written.
+    """Heartbeats of a host's ranks in shared memory, with room for every rank of the world.
 
-    A line is there twice, and its rank writes the older copy: the other one stays whole, also where
-    the rank is stopped in the midst of writing. A reader takes the newer copy whose checksum is
-    right. So it needs nothing of the order in which another core sees the bytes, which differs
-    between processors, and which Python cannot ask for.
+    Every rank has two copies of its heartbeat, and writes the older copy. So the newer copy stays
+    whole even if the rank is stopped while writing. A reader takes the newest copy with a correct
+    checksum. This does not depend on the order in which another core sees the bytes, which differs
+    between processors and cannot be controlled from Python.
 
     Args:
         memory: `LINE_BYTES` for each rank.
@@ -173,11 +174,11 @@ class HeartbeatTable:
         self._memory[at : at + len(copy)] = bytes(copy)
 
     def lines(self) -> list[Heartbeat]:
-        """Of the ranks on this host that have written any, in their order."""
+        """Return the heartbeats of this host's ranks, in rank order, as far as written."""
         return [line for rank in range(self.size) if (line := self._line(rank)) is not None]
 
     def _line(self, rank: int) -> Heartbeat | None:
-        """The newest whole line of a rank; None: it has written none."""
+        """Return the newest whole heartbeat of a rank, or None if it has written none."""
         at = rank * LINE_BYTES
         for _ in range(_LOOKS):
             if self._memory[at : at + LINE_BYTES] == _EMPTY:
@@ -189,7 +190,7 @@ class HeartbeatTable:
         return None
 
     def _copies(self, at: int) -> list[tuple[int, tuple[Any, ...]]]:
-        """The whole copies of the line that begins there: how often it was written, its fields."""
+        """Return the whole copies at an offset: the write count and the fields of each."""
         memory, found = self._memory[at : at + LINE_BYTES], []
         for begin in (0, _COPY_BYTES):
             copy = memory[begin : begin + _HEAD.size + _FIELDS.size]
@@ -200,18 +201,22 @@ class HeartbeatTable:
 
 
 def make_heartbeat_table(path: Path, ranks: int) -> HeartbeatTable:
-    """A new one, or the one that is there, in a file that nobody else may open."""
+    """Create or open the table in a file accessible to this user only."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # an error where there is no room
+        os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # raises OSError on a full disk
         return HeartbeatTable(mmap.mmap(descriptor, ranks * LINE_BYTES))
     finally:
         os.close(descriptor)
 
 
 def open_heartbeat_table(path: Path) -> HeartbeatTable:
-    """The one that is there. Raises OSError or ValueError where there is none."""
+    """Open an existing table.
+
+    Raises:
+        OSError, ValueError: there is no table.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return HeartbeatTable(mmap.mmap(descriptor, 0))
@@ -220,26 +225,28 @@ def open_heartbeat_table(path: Path) -> HeartbeatTable:
 
 
 class OwnHeartbeat:
-    """This process's line, on the board of its host if it has one."""
+    """Writes this process's heartbeat to the table of its host, if there is a table."""
 
     def __init__(self) -> None:
         self.heartbeat_table: HeartbeatTable | None = None
-        self.timeout_s = 0.0  #: of this process's latest communicator, once MPI is up
+        self.timeout_s = 0.0  #: timeout of the latest communicator, once MPI is initialized
         self._met = False
         self._line: Heartbeat | None = None
         self._process = 0
 
     def join_launcher_table(self, path: Path, rank: int) -> None:
-        """Be on the launcher's board, where there is one: before MPI is up."""
-        with contextlib.suppress(OSError, ValueError):  # there is none: as without a launcher
+        """Join the launcher's table, if there is one: before MPI is initialized."""
+        with contextlib.suppress(OSError, ValueError):  # no table: as without a launcher
             self.join(open_heartbeat_table(path), rank)
 
     def meet(self, world: MPI.Intracomm, timeout_s: float) -> None:
-        """Be on one board with the other ranks of this host, also without a launcher. Collective
-        at its first call.
+        """Share a table with the ranks of this host, also without a launcher.
 
         Args:
-            timeout_s: of the communicator that is being made.
+            world: all ranks.
+            timeout_s: timeout of the new communicator, in seconds.
+
+        Collective at its first call.
         """
         self.timeout_s = timeout_s
         if self._met or world.size == 1:
@@ -250,14 +257,14 @@ class OwnHeartbeat:
         world.Bcast(token := bytearray(secrets.token_bytes(16)))
         path = folder / f"parallel_sgd-board-{token.hex()}"
         if self.heartbeat_table is None:
-            with contextlib.suppress(OSError):  # no room: then this rank is not seen
+            with contextlib.suppress(OSError):  # no room: this rank has no heartbeat
                 self.join(make_heartbeat_table(path, world.size), world.rank)
-        world.Barrier()  # all have opened it
+        world.Barrier()  # all ranks have opened the file
         path.unlink(missing_ok=True)
         self.note(time.monotonic(), 0.0, 0.0, "")
 
     def join(self, heartbeat_table: HeartbeatTable, rank: int) -> None:
-        """Write on a board from now on."""
+        """Write heartbeats to a table from now on."""
         if SHOW_STACKS:
             faulthandler.register(SHOW_STACKS, file=2, all_threads=True)
         now, self._process = time.monotonic(), os.getpid()
@@ -269,11 +276,18 @@ class OwnHeartbeat:
         heartbeat_table.write(self._line)
 
     def note(self, now: float, moved: float, waits_since: float, name: str) -> None:
-        """What this rank does now; `moved`: when it has last begun a wait."""
+        """Write a heartbeat.
+
+        Args:
+            now: present time.
+            moved: start of the latest wait.
+            waits_since: start of the current wait; 0.0 without a wait.
+            name: name of the current wait or standby.
+        """
         if self._line is None or self.heartbeat_table is None or os.getpid() != self._process:
             return
         old = self._line
-        if bool(old.waits_since) and not waits_since:  # that wait has ended since
+        if bool(old.waits_since) and not waits_since:  # a wait has ended
             moved = max(moved, now)
         moved, timeout_s = max(moved, old.moved), self.timeout_s
         line = replace(
@@ -287,21 +301,21 @@ class OwnHeartbeat:
         return None if self._line is None else self._line.rank
 
     def neighbours(self) -> list[Heartbeat]:
-        """The other ranks of this host."""
+        """Return the heartbeats of all ranks of this host except this one."""
         lines = [] if self.heartbeat_table is None else self.heartbeat_table.lines()
         return [line for line in lines if line.rank != self.rank]
 
     def failed_neighbours(self) -> list[Heartbeat]:
-        """Those of them whose process is no more."""
+        """Return the heartbeats of ranks of this host whose process has exited."""
         now = time.monotonic()
         return [line for line in self.neighbours() if line.state(now) is RankState.EXITED]
 
 
-own = OwnHeartbeat()  #: this process's
+own = OwnHeartbeat()  #: heartbeat of this process
 
 
 def _stat(process: int) -> list[str]:
-    """What Linux says of a process, from its state on; nothing where there is none."""
+    """Return the fields of /proc/PID/stat from the state on, or nothing without such a process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -314,7 +328,7 @@ def _birth(process: int) -> int:
 
 
 def _process_state(process: int, birth: int) -> str | None:
-    """The letter of its state; None where it is no more."""
+    """Return the process state letter from /proc, or None if the process has exited."""
     stat = _stat(process)
     if not stat or int(stat[19]) != birth or stat[0] in "ZX":
         return None
@@ -322,6 +336,6 @@ def _process_state(process: int, birth: int) -> str | None:
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, and it is not about to end. Local."""
+    """Return True if the process exists and is not exiting. Local."""
     stat = _stat(process)
     return bool(stat) and stat[0] not in "ZX" and not int(stat[6]) & _PF_EXITING

@@ -1,4 +1,4 @@
-"""Small messages of plain values between ranks of MPI, beside all else that they do. Local."""
+"""Small messages of plain values between MPI ranks, independent of all else. Local."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Sent = tuple["MPI.Request", bytes]
-"""A message under way, with what it is sent from."""
+"""A pending send and its buffer."""
 
 
 def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
-    """Begin to send a value (see `objects`)."""
+    """Begin to send a value (see `serialization`)."""
     from ..serialization import (
-        packed,  # here, since it imports NumPy, which a launcher does not need
+        packed,  # imported here: a launcher does not need NumPy
     )
 
     data = packed(item)
@@ -22,7 +22,7 @@ def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
 
 
 def received(comm: MPI.Intracomm, tag: int) -> list[Any]:
-    """The values that have come with a tag."""
+    """Return the values received with a tag so far."""
     from mpi4py import MPI
 
     from ..serialization import unpacked

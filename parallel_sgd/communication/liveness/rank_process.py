@@ -1,13 +1,13 @@
-"""Which process is the rank. Its children are not: what they do is no word of the rank's.
+"""Identify the process of the rank, as opposed to its child processes.
 
-A rank may start other processes: a DataLoader's workers, a program that draws a figure. They
-inherit all that tells of a rank: its environment, its exception hook and exit handlers, its
-descriptors. A child that fails would end the job, and would write to the launcher by a number that
-is another file's there.
+A rank may start processes: DataLoader workers, a program that draws a figure. These inherit the
+environment, exception hook, exit handlers and descriptors of the rank. Without this module a
+failing child would end the job, and would write to the launcher through a descriptor number reused
+for another file.
 
-So the first process of a launcher's that imports this package says in its environment that it is
-the rank. A job that is started inside it inherits that, too. Its ranks are known by the names that
-their launcher gives them; Hydra gives none, but a socket to each. Imports nothing of MPI. Local.
+So the first process of a launcher to import this package records in its environment that it is the
+rank. A job started inside this job inherits the record, too. Its ranks are recognized by the names
+from their launcher; Hydra gives no names, but a socket to each rank. Imports nothing of MPI. Local.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from ..job_environment import (
 
 _HAS_WORLD = "has made the world"
 
-_process: int | None = None  # this one, if it is the rank
-_held: set[int] = set()
+_process: int | None = None  # the rank's process id, in the rank itself
+_closed_in_children: set[int] = set()
 
 
 def claim() -> None:
-    """This process is the rank, where a launcher has started it, and no other process has said that
-    it is. Calling it again changes nothing."""
+    """Make this process the rank, if a launcher started it and no process is the rank yet.
+
+    Calling it again changes nothing.
+    """
     global _process
-    process, _ = _said()
+    process, _ = _read_record()
     if _process is None and launched_size() is not None and process is None:
         _process = os.getpid()
-        _say()
+        _write_record()
 
 
 def claim_world() -> None:
-    """This process makes the world: so it is the rank, unless that is another process, which has
-    made the world already and has then started this one.
+    """Make this process the rank, as the maker of the world.
 
     Raises:
-        UserError: it has.
+        UserError: the process is a child of a rank with a world of its own.
     """
     global _process
-    process, state = _said()
-    launched = launcher_name() is not None  # else every process has a world of its own
+    process, state = _read_record()
+    launched = launcher_name() is not None  # without a launcher every process has its own world
     if launched and process not in (None, os.getpid()) and state == _HAS_WORLD:
         raise UserError(
             f"Communicator.world() must be called in the process of a rank: rank "
@@ -61,72 +62,74 @@ def claim_world() -> None:
         )
     _process = os.getpid()
     if launched:
-        _say(_HAS_WORLD)
+        _write_record(_HAS_WORLD)
 
 
 def is_rank() -> bool:
-    """Whether this process is the rank, and neither forked by it nor started by it otherwise."""
+    """Return True if this process is the rank itself, not forked or started by the rank."""
     return _process == os.getpid()
 
 
 def parent_rank_process() -> int | None:
-    """The process of the rank that has started this one; None where this is no child of a rank."""
-    process, _ = _said()
+    """Return the process id of the rank that started this process, or None if no rank did."""
+    process, _ = _read_record()
     return None if process == os.getpid() else process
 
 
 def parent_has_world() -> bool:
-    """Whether the rank that has started this process had made the world by then."""
-    return parent_rank_process() is not None and _said()[1] == _HAS_WORLD
+    """Return True if the rank that started this process had made its world before."""
+    return parent_rank_process() is not None and _read_record()[1] == _HAS_WORLD
 
 
 def hydras_socket() -> int | None:
-    """The descriptor over which MPICH's mpiexec (Hydra) listens to this process; None where it has
-    started another one, or this one's parent has closed it. The number may then be of any file."""
+    """Return the descriptor of the socket to MPICH's mpiexec (Hydra), or None without one.
+
+    None also if Hydra started another process, or a parent closed the descriptor. Its number may
+    then belong to any file.
+    """
     number = os.environ.get("PMI_FD", "")
     if not is_hydra(os.environ) or not number.isdecimal():
         return None
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
         if found.family == socket.AF_UNIX and not (found.getsockname() or found.getpeername()):
-            return int(number)  # one of a pair, as Hydra gives them
+            return int(number)  # an end of a socket pair, as made by Hydra
     return None
 
 
 def close_in_children(descriptor: int) -> None:
-    """Close it in what this process forks. In what that one forks the number may be another's."""
-    _held.add(descriptor)
+    """Close a descriptor in forked children. In their own children the number may be reused."""
+    _closed_in_children.add(descriptor)
 
 
-def _said() -> tuple[int | None, str]:
-    """The process that is the rank as far as the environment says, and how far it is; None where
-    that is the rank of another job."""
+def _read_record() -> tuple[int | None, str]:
+    """Return the recorded rank process and its progress; None if the record is of another job."""
     process, job, connection, state = (*os.environ.get(RANK_PROCESS, "").split("|"), *[""] * 4)[:4]
     same = job == _job() and _connection() in ("", connection)
     return (int(process), state) if process.isdecimal() and same else (None, "")
 
 
-def _say(state: str = "") -> None:
+def _write_record(state: str = "") -> None:
     os.environ[RANK_PROCESS] = f"{os.getpid()}|{_job()}|{_connection()}|{state}"
 
 
 def _job() -> str:
-    """What tells a job from one that is started inside it."""
+    """Return an identifier of this job, different from a job started inside it."""
     names = (FOLDER, "PMIX_NAMESPACE", "FLUX_JOB_ID", "PMI_RANK", "PMI_SIZE")
-    told = [os.environ.get(name, "").replace("|", "") for name in names]
-    return " ".join([*told, srun_step() or ""])
+    values = [os.environ.get(name, "").replace("|", "") for name in names]
+    return " ".join([*values, srun_step() or ""])
 
 
 def _connection() -> str:
-    """What tells this process's socket of Hydra's from others; nothing where it has none."""
+    """Return an identifier of this process's socket to Hydra, or an empty string without one."""
     descriptor = hydras_socket()
     return "" if descriptor is None else str(os.fstat(descriptor).st_ino)
 
 
 def _in_child() -> None:
-    for descriptor in _held:
+    for descriptor in _closed_in_children:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _closed_in_children.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

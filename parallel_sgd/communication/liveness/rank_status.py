@@ -1,9 +1,9 @@
-"""A rank signs on with `parallel-sgd run`, and off: so that one which is gone can be named.
+"""Ranks report their status to `parallel-sgd run`, so that a failed rank can be named.
 
-The launcher makes a folder and names it in the environment. A rank on its host holds a pipe open
-that it finds there, and writes into it what there is to tell; another one writes small files. What
-ends without having signed off was killed, or ended itself behind everybody's back. All this is a
-courtesy: where there is no launcher, nothing happens. Local.
+The launcher makes a folder and names it in the environment. A rank on the launcher's host opens a
+pipe in this folder and writes its status to the pipe; a rank on another host writes small files. A
+rank without a final status was killed, or ended outside this package's control. Without a launcher
+nothing happens. Local.
 """
 
 from __future__ import annotations
@@ -26,50 +26,45 @@ from .heartbeat import FILE, own
 from .rank_process import close_in_children, is_rank
 
 PROCESS, ON, EXITED, TRAINS = "process", "on", "gone", "trains"
-"""Kinds of what a rank tells, and suffixes of its files: the number of its process, and the pipe
-that it holds; that it has signed on; that it has died on another host; that it has made a
-learner."""
+"""Kinds of status, and suffixes of files: process id, and the open pipe; rank started; process on
+another host exited; learner made."""
 
 PREEMPTION_REQUESTED, CHECKPOINT = "asked", "checkpoint"
-"""Of a rank: that it was asked to leave; the newest checkpoint that it knows to be
-written."""
+"""Rank was asked to stop; newest checkpoint known to be written."""
 
 ALL_FINISHED = "together"
-"""Of a rank that has seen all others come to their end."""
+"""Rank has seen all ranks finish."""
 
 BEGUN, OVER = "begun", "over"
-"""Of a piece of work of all ranks that one of them brings to its end, a training session:
-with its number, that it has begun, and that it is over (well, or by an error that was told)."""
+"""Training session, with its number, has begun; is over (successfully, or by a reported error)."""
 
 ERROR, SHARED_ERROR = "error", "shared"
-"""Of an error that the launcher prints, with a number before it: one rank's, or one that all ranks
-have agreed to raise."""
+"""Error for the launcher to print, with a number: of one rank, or raised by all ranks together."""
 
 FINISHED, FAILED, LOST, PREEMPTED = END_STATUSES = "left", "failed", "lost", "preempted"
-"""Why a rank has ended: its program is at its end; it has said what is wrong; it
-waits in vain for another rank, which is silent or dead; all ranks have saved their state, as they
-were asked to. As files they are empty: a full disk has room for them."""
+"""Final status of a rank: program finished; error reported; gave up waiting for an unresponsive or
+failed rank; state saved by all ranks on request. Files are empty: a full disk has room for them."""
 
-#: A process that ends closes its highest descriptors first. mpiexec, which ends the other ranks as
-#: soon as one has closed its connection, has a lower one.
+#: Lowest descriptor for the pipe. An exiting process closes its highest descriptors first, so the
+#: pipe before the connection to mpiexec, which then ends all ranks.
 _CLOSED_FIRST = 200
 
-#: The shortest limit of MPI_Finalize: exit handlers of others may come before it.
+#: Shortest limit for MPI_Finalize: foreign exit handlers may run before it.
 _LEAST_S = 60.0
 
-_signed_on: int | None = None  # this process, and no child of it
-_pipe: int | None = None  # to a launcher on this host
-_errors = 0  # that this rank has handed over
-_end_status: str | None = None  # of `END_STATUSES`, that this rank has told
-_exit_notifier: ExitNotifier | None = None  # where one is needed
+_rank_process: int | None = None  # process id of the rank, different in its children
+_pipe: int | None = None  # pipe to a launcher on this host
+_errors = 0  # number of errors handed to the launcher
+_end_status: str | None = None  # one of `END_STATUSES`, once reported
+_exit_notifier: ExitNotifier | None = None
 
 
 def report_start() -> None:
-    """This process is a rank, from now on; not one that a rank has started."""
-    global _signed_on, _exit_notifier
+    """Report the start of this rank, unless this process was started by a rank."""
+    global _rank_process, _exit_notifier
     if not is_rank():
         return
-    _signed_on = os.getpid()
+    _rank_process = os.getpid()
     heartbeat_table = status_file(FILE, of_rank=False)
     if heartbeat_table is not None:
         own.join_launcher_table(heartbeat_table, launched_rank() or 0)
@@ -78,17 +73,17 @@ def report_start() -> None:
         return
     try:
         _open_pipe(place)
-    except OSError:  # no launcher on this host: then this rank is not named
-        gone = status_file(EXITED)
-        if fault_tolerant() and gone is not None:
-            _exit_notifier = ExitNotifier(gone)
+    except OSError:  # no launcher on this host: it cannot see this process
+        exit_file = status_file(EXITED)
+        if fault_tolerant() and exit_file is not None:
+            _exit_notifier = ExitNotifier(exit_file)
     else:
-        _report(PROCESS, str(_signed_on))
+        _report(PROCESS, str(_rank_process))
     _report(ON)
 
 
 def _open_pipe(place: Path) -> None:
-    """Open the pipe that is there, until the end of this process."""
+    """Open the pipe at `place` until this process ends."""
     global _pipe
     opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
     try:
@@ -100,74 +95,82 @@ def _open_pipe(place: Path) -> None:
 
 
 def report_end(why: str) -> None:
-    """This rank ends, and has said all that there is to say. Of several reasons the first holds.
-    But behind its end, which MPI.Finalize is, a program may yet fail."""
+    """Report the final status of this rank. The first report holds.
+
+    One exception: after `FINISHED` (in MPI.Finalize) a program may still fail.
+
+    Args:
+        why: one of `END_STATUSES`.
+    """
     global _end_status
-    fails_at_last = _end_status == FINISHED and why in (FAILED, LOST)
-    if _end_status is not None and not fails_at_last:
+    fails_after_finish = _end_status == FINISHED and why in (FAILED, LOST)
+    if _end_status is not None and not fails_after_finish:
         return
-    left = status_file(FINISHED)
-    if fails_at_last and left is not None:
-        left.unlink(missing_ok=True)
+    finished_file = status_file(FINISHED)
+    if fails_after_finish and finished_file is not None:
+        finished_file.unlink(missing_ok=True)
     _end_status = why
     _report(why)
 
 
 def limit_finalize_time() -> None:
-    """Have this process end by SIGALRM if it does not end soon: as Python ends, its threads do, and
-    nobody watches any more that MPI_Finalize, which waits for all ranks, comes to its end."""
+    """End this process by SIGALRM if it does not exit in time.
+
+    As Python exits, its threads end, so no watchdog bounds MPI_Finalize, which waits for all ranks.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
 
 
 def report_training() -> None:
-    """This rank has made a learner: where ranks survive each other, they do from here on."""
+    """Report that this rank has made a learner: recovery is possible from here on."""
     global _exit_notifier
     if fault_tolerant():
         _report(TRAINS)
     if _exit_notifier is not None:
-        _exit_notifier.leave()
+        _exit_notifier.stop()
         _exit_notifier = None
 
 
 def report_preemption_request() -> None:
-    """This rank was asked to leave, and may not come to it."""
+    """Report that this rank was asked to stop, in case it ends before it can."""
     _report(PREEMPTION_REQUESTED)
 
 
 def report_checkpoint(path: Path) -> None:
-    """A checkpoint is whole and on the disk."""
+    """Report a complete checkpoint on disk."""
     _report(CHECKPOINT, str(path.resolve()))
 
 
 def report_all_finished() -> None:
-    """All ranks have come to their end, as this one has seen."""
+    """Report that this rank has seen all ranks finish."""
     _report(ALL_FINISHED)
 
 
 def report_session(number: int, what: str) -> None:
-    """A piece of work of all ranks has `BEGUN`, or is `OVER`.
+    """Report that a training session of all ranks has `BEGUN`, or is `OVER`.
 
     Args:
-        number: of it, the same on all ranks. Who ends it may be another rank than has begun it.
+        number: number of the session, the same on all ranks. Different ranks may report begin and
+            end.
+        what: `BEGUN` or `OVER`.
     """
     _report(f"{number}.{what}")
 
 
 def report_error(text: str, *, shared: bool = False) -> bool:
-    """Leave an error to the launcher, which prints once what several ranks say.
+    """Hand an error to the launcher, which prints the errors of several ranks once. Local.
 
     Args:
-        text: its lines.
-        shared: whether all ranks raise it, because they have agreed to.
+        text: lines of the error.
+        shared: all ranks raise this error by agreement.
 
     Returns:
-        Whether the launcher has it. Else this rank is to print it: no launcher on this host prints
-        errors, the program has put another stream in the place of standard error, or the text is
-        too long.
+        True if the launcher has it. Otherwise this rank must print it: no launcher on this host
+        prints errors, the program has replaced standard error, or the text is too long.
 
-    Local. Waits for nobody.
+    Does not wait.
     """
     global _errors
     if os.environ.get(ERRORS) != "1" or sys.stderr is not sys.__stderr__:
@@ -177,19 +180,19 @@ def report_error(text: str, *, shared: bool = False) -> bool:
 
 
 def status_file(suffix: str, *, of_rank: bool = True) -> Path | None:
-    """A file of this rank's, or of all; None where no launcher wants to know of it."""
+    """Return the path of a status file of this rank or the job, or None without a launcher."""
     folder, rank = os.environ.get(FOLDER), launched_rank()
-    if _signed_on != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
+    if _rank_process != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
         return None
     return Path(folder, f"{rank}.{suffix}" if of_rank else suffix)
 
 
 def _report(what: str, text: str = "") -> None:
-    """By the pipe, which needs nothing of a disk; else by a file."""
-    if _signed_on != os.getpid() or _write(what, text):
+    """Write a status to the pipe, which needs no disk space; else to a file."""
+    if _rank_process != os.getpid() or _write(what, text):
         return
     place = status_file(what)
-    if place is None:  # the launcher sees that, too
+    if place is None:  # the launcher has removed its folder
         return
     try:
         place.write_bytes(os.fsencode(text))
@@ -201,10 +204,10 @@ def _report(what: str, text: str = "") -> None:
 
 
 def _write(what: str, text: str) -> bool:
-    """Write into the pipe of this rank, whole or not at all; whether that was possible."""
+    """Write a status to this rank's pipe, whole or not at all. Return True if written."""
     line = json.dumps([time.time(), what, text]).encode() + b"\n"
-    if _signed_on == os.getpid() and _pipe is not None and len(line) <= select.PIPE_BUF:
-        with contextlib.suppress(OSError):  # it is full, of a launcher that is stopped; or closed
+    if _rank_process == os.getpid() and _pipe is not None and len(line) <= select.PIPE_BUF:
+        with contextlib.suppress(OSError):  # full (the launcher is stopped) or closed
             os.write(_pipe, line)
             return True
     return False

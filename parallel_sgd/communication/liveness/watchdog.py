@@ -1,4 +1,4 @@
-"""No endless waits: what ends the job when other ranks let this one wait too long, or have left."""
+"""Bounded waits: end the job when a wait times out, or is for a finished rank."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-#: How often a thread looks after the waits; shorter ones it leaves in peace.
+#: Interval between two checks of the waits, in seconds; shorter waits are not checked.
 CHECK_INTERVAL_S = 0.5
 
-#: The watchdog has not looked for so long: it was stopped with its process, or got no core. That
-#: time counts for no wait: the others may have been stopped as well (as batch systems do it).
-_STOOD_STILL_S = 3.0
+#: Longest normal time between two checks. After a longer time the process was stopped, or got no
+#: core. The time then counts for no wait: batch systems stop all ranks together.
+_LONGEST_PAUSE_S = 3.0
 
-#: MPI has told the others that a rank is dead after so long.
-_TOLD_S = 10.0
+#: Time for MPI to report a failed rank, in seconds.
+_MPI_REPORTS_S = 10.0
 
-#: A process that ends the job has ended itself after so long.
-_ENDS_S = 5.0
+#: Time for a process that ends the job to exit itself, in seconds.
+_EXITS_S = 5.0
 
-#: When a rank with a problem prints it: the others as a rule come sooner, and print it too.
+#: Delay before a rank prints its own problem: usually the other ranks arrive sooner, and all ranks
+#: print it.
 REPORT_PROBLEM_AFTER_S = 1.0
 
 
 class Watchdog:
-    """Used as ``with watchdog("alltoall", counter): ...`` around every wait for other ranks, in any
-    thread.
+    """Bounds waits for other ranks: ``with watchdog("alltoall", counter): ...``, in any thread.
 
-    A wait ends the job where it lasts longer than `timeout_s`, or, within seconds, where it is for
-    a rank that has left.
+    A wait longer than `timeout_s` ends the job. A wait for a finished rank ends the job within
+    seconds.
 
     Args:
-        timeout_s: longest time in one wait, in seconds, more than 0.
-        rank: named in the message.
-        abort: ends the job on all ranks; this process is ended 5 s later if it could not.
-        departures: tells who has left; None: nobody does. It may be given later.
+        timeout_s: longest wait, in seconds, more than 0.
+        rank: this rank, for messages.
+        abort: ends the job on all ranks; this process exits 5 s later if that fails.
+        finish_protocol: knows finished ranks; None if unknown. May be set later.
 
-    Entering and leaving costs well under a microsecond; one thread, from the first wait in this
-    process on, looks after those of all watchdogs, twice a second.
+    Cost: well under a microsecond for each wait. One thread checks the waits of all watchdogs twice
+    a second, from the first wait in this process on.
     """
 
     def __init__(
@@ -73,10 +73,9 @@ class Watchdog:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
         self.finish_protocol = finish_protocol
-        self.fault_tolerant = (
-            False  #: whether what says that ranks have died is told as `RanksLost`
-        )
-        self._gone_since: dict[int, float] = {}  # ranks of the world, as far as this one has seen
+        self.fault_tolerant = False  #: raise rank failures as `RanksLost`
+        # By world rank: when this rank first saw it finished or exited.
+        self._first_missing: dict[int, float] = {}
 
     def __call__(
         self,
@@ -86,59 +85,63 @@ class Watchdog:
         peer: int | None = None,
         problem: str | None = None,
     ) -> Wait:
-        """A wait; one after the other, it may be used for several.
+        """Return a wait, reusable for several waits in turn.
 
         Args:
-            name: of what is waited in.
-            calls: of the communicator, where it is in a collective, which has been counted.
-            peer: the rank of the world that is waited for, where it is for a message.
-            problem: why this rank cannot go on, of which the others are to hear in this wait: it is
-                printed if they do not come soon.
+            name: name of the operation.
+            counter: collectives of the communicator, for a wait in an already counted collective.
+            peer: world rank of the sender or receiver, for a wait for a message.
+            problem: this rank's problem, about to be shared in this wait; printed if the other
+                ranks are late.
         """
         if _thread is None:
             _start()
         return Wait(self, name, counter, peer, problem)
 
     def register(self, counter: CollectiveCounter) -> CollectiveCounter:
-        """Tell the others at the end, too, how many of these there were. Local."""
+        """Include a counter in this rank's finish report. Local."""
         return self.finish_protocol.register(counter) if self.finish_protocol else counter
 
     def show_stacks(self, peer: int, why: str) -> None:
-        """Have all ranks show their stacks, and say what a rank of the world does. Takes a while.
+        """Make all ranks write their stacks, and print the state of a world rank. Takes a while.
 
         Args:
-            why: this rank asks, after "rank 3".
+            why: the reason, as the text after "rank 3".
         """
         if _status_query is not None and self.finish_protocol is not None:
             lines = missing_in_words([peer], _status_query.query_all("", why), None)
             write_stderr(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
 
     def has_finished(self, rank: int) -> bool:
-        """Whether a rank of the world is known to have left. Local."""
+        """Return True if a world rank is known to have finished. Local."""
         return self.finish_protocol is not None and self.finish_protocol.has_finished(rank)
 
     def check(self, wait: Wait, now: float) -> None:
-        """See that one of this watchdog's waits is not in vain, nor too long."""
-        if now - wait.since > self.timeout_s and self._goes_on_without_others(wait, now):
+        """End the job if this wait is too long or can never succeed."""
+        if now - wait.since > self.timeout_s and self._can_continue(wait, now):
             wait.since = now
         elif now - wait.since > self.timeout_s:
             why = message(self.timeout_s, self._rank, wait.name)
-            self._end(wait, [why, *self._where(wait)], LOST, partial(self._missed, wait))
+            self._end(
+                wait, [why, *self._waiting_stack(wait)], LOST, partial(self._missing_ranks, wait)
+            )
         elif now - wait.since < CHECK_INTERVAL_S:
             return
-        elif gone := self._gone(wait, now):
-            why = waiting_for_finished(gone, f"parallel_sgd: this rank waits in {wait.name}")
+        elif missing := self._finished_ranks(wait, now):
+            why = waiting_for_finished(missing, f"parallel_sgd: this rank waits in {wait.name}")
             place = user_location(_stack(wait))
             self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], FAILED)
         elif now - wait.since > REPORT_PROBLEM_AFTER_S:
-            self._tell_problem(wait)
+            self._print_problem(wait)
 
-    def _goes_on_without_others(self, wait: Wait, now: float) -> bool:
-        """Whether ranks that others wait for are killed, so that these can go on: here, or by
-        another rank just now."""
+    def _can_continue(self, wait: Wait, now: float) -> bool:
+        """Evict unresponsive ranks after a timeout. Return True if this rank may wait again.
+
+        True if this rank has evicted a rank, or an awaited rank has exited just now.
+        """
         if not self.fault_tolerant or own.heartbeat_table is None:
             return False
-        # What they do is known as of their latest looks, and of their latest but one.
+        # Heartbeats are up to two checks old.
         for_s = max(self.timeout_s - 2 * CHECK_INTERVAL_S, self.timeout_s / 2)
         killed = evict_unresponsive_ranks(own.heartbeat_table, for_s)
         if killed:
@@ -146,20 +149,21 @@ class Watchdog:
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
-        gone = [line.rank for line in own.neighbours() if line.state(now) is RankState.EXITED]
-        if wait.counter is not None:  # else who is waited for may wait for others
-            gone = [rank for rank in gone if rank in wait.counter.ranks]
-        told = [self._gone_just_now(rank, now) for rank in gone]
-        return bool(killed) or any(told)
+        missing = [line.rank for line in own.neighbours() if line.state(now) is RankState.EXITED]
+        if wait.counter is not None:  # otherwise an awaited rank may itself wait for any rank
+            missing = [rank for rank in missing if rank in wait.counter.ranks]
+        just_exited = [self._exited_just_now(rank, now) for rank in missing]
+        return bool(killed) or any(just_exited)
 
-    def _gone_just_now(self, rank: int, now: float) -> bool:
-        """Whether MPI may not have told yet that a rank of the world is gone."""
-        return now - self._gone_since.setdefault(rank, now) < _TOLD_S
+    def _exited_just_now(self, rank: int, now: float) -> bool:
+        """Return True if MPI may not have reported the exit of a world rank yet."""
+        return now - self._first_missing.setdefault(rank, now) < _MPI_REPORTS_S
 
     def continues_without(self, rank: int) -> bool:
-        """Whether the others go on without a rank of the world that has let one wait too long for a
-        word: it is killed, or has just been. One that waits itself is left to those that look after
-        its wait. Local; only on its own host.
+        """Evict a world rank silent for `timeout_s`. Return True if the remaining ranks continue.
+
+        Also True if the rank has just exited, or is itself waiting: its own wait is checked
+        elsewhere. Local; only for a rank on this host.
         """
         now = time.monotonic()
         line = next((line for line in own.neighbours() if line.rank == rank), None)
@@ -167,10 +171,10 @@ class Watchdog:
             return False
         state = line.state(now)
         if state is RankState.EXITED:
-            return self._gone_just_now(rank, now)
+            return self._exited_just_now(rank, now)
         if state is RankState.WAITS:
             return True
-        if state is RankState.STANDS_BY:  # its program has ended, and asks for nothing any more
+        if state is RankState.STANDS_BY:  # its program has finished and sends no more requests
             return False
         write_stderr(
             f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
@@ -178,19 +182,19 @@ class Watchdog:
         )
         return bool(evict([line], show=True))
 
-    def _gone(self, wait: Wait, now: float) -> list[int]:
-        """The ranks for which this wait is in vain."""
+    def _finished_ranks(self, wait: Wait, now: float) -> list[int]:
+        """Return the finished ranks that this wait is for."""
         if self.finish_protocol is None:
             return []
         if wait.counter is not None:
             return self.finish_protocol.missing(wait.counter, wait.counter.collective_counts)
         if wait.peer is None or not self.has_finished(wait.peer):
             return []
-        since = max(wait.since, self._gone_since.setdefault(wait.peer, now))
+        since = max(wait.since, self._first_missing.setdefault(wait.peer, now))
         return [wait.peer] if now - since > ON_ITS_WAY_S else []
 
-    def _tell_problem(self, wait: Wait) -> None:
-        """Print why this rank cannot go on: the others may let it wait for long."""
+    def _print_problem(self, wait: Wait) -> None:
+        """Print this rank's problem: the other ranks may take long to arrive."""
         problem, wait.problem = wait.problem, None
         if problem is not None:
             write_stderr(
@@ -198,14 +202,14 @@ class Watchdog:
                 f"to tell them (in {wait.name})"
             )
 
-    def _where(self, wait: Wait) -> list[str]:
-        """The stack of the thread that waits, in lines."""
+    def _waiting_stack(self, wait: Wait) -> list[str]:
+        """Return the stack of the waiting thread, in lines."""
         stack = [] if _status_query and _status_query.showing_stacks else stack_lines(_stack(wait))
         lines = ["where it waits:", *stack] if stack else []
         return [f"[rank {self._rank}] {line}" for line in lines]
 
-    def _missed(self, wait: Wait) -> list[str]:
-        """Who has not come, as far as that can be told, in lines; all ranks show their stacks."""
+    def _missing_ranks(self, wait: Wait) -> list[str]:
+        """Query all ranks, with their stacks, and describe the missing ranks in lines."""
         if _status_query is None or self.finish_protocol is None:
             now = time.monotonic()
             lines = [line.in_words(now) for line in silent(now)]
@@ -222,38 +226,38 @@ class Watchdog:
                 awaited = (wait.peer,)
             why = f"has waited more than {self.timeout_s:g} s in {wait.name}"
             answers = _status_query.query_all(name, why)
-            others = [rank for rank in awaited if rank != self._rank]
-            lines = missing_in_words(others, answers, collective_counts)
+            awaited_others = [rank for rank in awaited if rank != self._rank]
+            lines = missing_in_words(awaited_others, answers, collective_counts)
         return [f"[rank {self._rank}] parallel_sgd: {line}" for line in lines]
 
     def _end(
         self,
         wait: Wait,
         lines: Sequence[str],
-        word: str,
-        more: Callable[[], Sequence[str]] = tuple,
+        status: str,
+        more_lines: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """End the job, with these lines, and more that take a while.
+        """End the job. Print these lines first, then those of `more_lines`, after a while.
 
         Args:
-            word: for `report_end`.
+            status: final status for `report_end`.
         """
         _ending.append(wait)
-        report_end(word)
-        self._tell_problem(wait)
-        with contextlib.suppress(RuntimeError):  # Python ends, or there are too many threads
-            threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
+        report_end(status)
+        self._print_problem(wait)
+        with contextlib.suppress(RuntimeError):  # Python is exiting, or too many threads
+            threading.Timer(_EXITS_S, os._exit, args=(1,)).start()
         write_stderr(*lines)
-        write_stderr(*more())
-        _waits.discard(wait)  # it is ended once
-        time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
+        write_stderr(*more_lines())
+        _waits.discard(wait)  # end the job once
+        time.sleep(GRACE_S)  # mpiexec drops unread output, of this rank and of all ranks
         self._abort()
         _ending.remove(wait)
 
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """The wait of one thread, while it is in this `with` block."""
+    """The wait of one thread, inside its `with` block."""
 
     watchdog: Watchdog
     name: str
@@ -270,23 +274,23 @@ class Wait:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _waits.discard(self)
-        while _ending:  # this rank has said so: it does not go on, whoever comes in the meantime
+        while _ending:  # this rank has announced the job's end: do not continue meanwhile
             time.sleep(0.01)
         if error is not None and self.watchdog.fault_tolerant and is_rank_failure(error):
             raise RanksLost(f"a rank has died: found in {self.name}") from error
 
 
-_waits: set[Wait] = set()  # of all watchdogs
-_ending: list[Wait] = []  # for which the job ends
-_latest = [0.0]  # when the latest of them has begun
-_stands_by = [""]  # for what this rank does, if it does
+_waits: set[Wait] = set()  # current waits of all watchdogs
+_ending: list[Wait] = []  # waits that are ending the job
+_latest = [0.0]  # start of the latest wait
+_stands_by = [""]  # awaited work while standing by, else empty
 _status_query: StatusQuery | None = None
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
 
 def _start() -> None:
-    """The thread that looks after them."""
+    """Start the thread that checks all waits."""
     global _thread
     with _starting:
         if _thread is None:
@@ -295,14 +299,14 @@ def _start() -> None:
 
 
 def _watch() -> None:
-    looked = time.monotonic()
+    checked = time.monotonic()
     while True:
         time.sleep(CHECK_INTERVAL_S)
-        waits, now = _waits.copy(), time.monotonic()  # one step: no thread comes between
-        stood, looked = now - looked, now
-        if stood > _STOOD_STILL_S:
+        waits, now = _waits.copy(), time.monotonic()  # set.copy is atomic between threads
+        paused, checked = now - checked, now
+        if paused > _LONGEST_PAUSE_S:
             for wait in waits:
-                wait.since = min(now, wait.since + stood)
+                wait.since = min(now, wait.since + paused)
         name, since = _longest() or (_stands_by[0], 0.0)
         own.note(now, _latest[0], since, name)
         check_messages()
@@ -313,18 +317,19 @@ def _watch() -> None:
 
 
 def _longest() -> tuple[str, float] | None:
-    """What this rank waits in, and since when; None: it waits for nobody."""
+    """Return the name and start time of this rank's longest wait, or None."""
     wait = min(_waits.copy(), key=lambda wait: wait.since, default=None)
     return None if wait is None else (wait.name, wait.since)
 
 
 @contextlib.contextmanager
 def standing_by(what: str) -> Iterator[None]:
-    """For a `with` block in which this rank has nothing to do until others want something of it:
-    however long that takes, nobody waits for it in vain. For the main thread.
+    """Context manager for time without work until other ranks need this rank. For the main thread.
+
+    However long this takes, no rank counts as waiting for this rank in vain.
 
     Args:
-        what: it stands by for.
+        what: awaited work, for messages.
     """
     before, _stands_by[0] = _stands_by[0], what
     try:
@@ -334,7 +339,7 @@ def standing_by(what: str) -> Iterator[None]:
 
 
 def query_status(finish_protocol: FinishProtocol, world: MPI.Intracomm, timeout_s: float) -> None:
-    """From now on a rank that waits too long asks the others what they do, and this one answers.
+    """Query all ranks after a timeout from now on, and answer their queries.
 
     Local, at the same place on all ranks.
     """
@@ -353,6 +358,6 @@ def message(timeout_s: float, rank: int, name: str) -> str:
 
 
 def _stack(wait: Wait) -> traceback.StackSummary:
-    """Of the thread that waits, if it still does."""
+    """Return the stack of the waiting thread, empty if it has ended."""
     frame = sys._current_frames().get(wait.thread)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)

@@ -1,1 +1,1 @@
-"""Ranks that are processes of MPI."""
+"""Ranks as processes of MPI."""

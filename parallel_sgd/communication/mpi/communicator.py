@@ -37,59 +37,60 @@ from ..world_size import require_whole
 from .init_timeout import kill_if_longer_than
 from .staging import pinned_like
 
-PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
+PIECES = 1  #: tag of messages in place of a large collective; no other message is pending then
 
-mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
-mpi4py.rc.finalize = False  # a process that this one forks would do it, too: see `departures`
+mpi4py.rc.initialize = False  # `mpi_world` first checks if launcher and library match
+mpi4py.rc.finalize = False  # a forked child would also finalize: see `finalize_at_exit`
 from mpi4py import MPI  # noqa: E402
 
-_worlds = itertools.count()  #: this process's so far, and every other rank's
+_worlds = itertools.count()  #: worlds made so far, the same number on every rank
 
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
-    """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
+    """Return all ranks of MPI.COMM_WORLD: see `Communicator.world`."""
     watched, world = begin(timeout_s), MPI.COMM_WORLD
-    # Ranks that survive others cannot wait for all at their end.
-    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not fault_tolerant()
+    # A fault-tolerant rank cannot wait for all ranks to finish.
+    reports_finish = (
+        world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not fault_tolerant()
+    )
     with watched("Communicator.world()"):
-        own, watched.finish_protocol = world.Dup(), finish_protocol(world) if tells else None
-        own_heartbeat.meet(own, timeout_s)
+        comm = world.Dup()
+        watched.finish_protocol = finish_protocol(world) if reports_finish else None
+        own_heartbeat.meet(comm, timeout_s)
     if watched.finish_protocol is not None:
         query_status(watched.finish_protocol, world, timeout_s)
     counter = CollectiveCounter(str(next(_worlds)), tuple(range(world.size)))
-    return MpiCommunicator(own, watched, counter, cuda_aware=cuda_aware)
+    return MpiCommunicator(comm, watched, counter, cuda_aware=cuda_aware)
 
 
 def begin(timeout_s: float) -> Watchdog:
-    """Initialize MPI, where that has not been done, if its ranks are all that were launched. What
-    bounds the waits for them."""
+    """Initialize MPI if needed, check its ranks against the launcher, and return the watchdog."""
     claim_world()
     install_excepthook()
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
-    fits = (launched_size() or 1) == 1 or launcher is None or launcher_supports(launcher, vendor)
-    if fits and not MPI.Is_initialized():
+    matches = (launched_size() or 1) == 1 or launcher is None or launcher_supports(launcher, vendor)
+    if matches and not MPI.Is_initialized():
         raise_eager_limit()
         limit = kill_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
-    require_whole(MPI.COMM_WORLD.size if fits else 1, vendor)
+    require_whole(MPI.COMM_WORLD.size if matches else 1, vendor)
     return Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
 
 
 class MpiCommunicator(Communicator):
-    """Ranks of an MPI communicator.
+    """Ranks of an MPI communicator. Local.
 
     Args:
-        comm: an mpi4py intracommunicator that nobody else uses, so that no messages can mix.
+        comm: an mpi4py intracommunicator for exclusive use, so that messages cannot mix.
         watched: bounds every wait in a collective.
-        calls: counts them.
-        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
+        counter: counts the collectives.
+        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage them through pinned host
+            memory.
 
     Attributes:
-        most_values: in one call of MPI, of which some count no further than 2^31.
-
-    Local.
+        most_values: most values in one MPI call; some MPIs count only to 2^31.
     """
 
     most_values: ClassVar[int] = MOST_VALUES
@@ -105,10 +106,8 @@ class MpiCommunicator(Communicator):
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
         self._counter = watched.register(counter)
-        self._wait = watched(
-            "", self._counter
-        )  # one for all collectives, of which one is at a time
-        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: all that are made from the same one
+        self._wait = watched("", self._counter)  # reused: collectives never overlap
+        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: communicators made from this one
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         begin = sum(counts[: self.rank])
@@ -158,9 +157,9 @@ class MpiCommunicator(Communicator):
         return total
 
     def _send_pieces(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
-        """Send an array to each rank, and receive one from each, in messages that MPI can count.
+        """Send an array to each rank, and receive one from each, in messages small enough for MPI.
 
-        An array that already lies where it is received stays there.
+        An array already in its receive position is not copied.
         """
         own = received[self.rank]
         if not _same_place(sent[self.rank], own):
@@ -178,12 +177,12 @@ class MpiCommunicator(Communicator):
         with self._waits("allgather_object"):
             counts = np.full(self.size, len(data), np.int64)
             self._comm.Allgather(MPI.IN_PLACE, counts)
-            everywhere = np.empty(counts.sum(), np.uint8)
-            parts = parts_of(everywhere, counts.tolist())
-            if everywhere.size > self.most_values:
+            gathered = np.empty(counts.sum(), np.uint8)
+            parts = parts_of(gathered, counts.tolist())
+            if gathered.size > self.most_values:
                 self._send_pieces([np.frombuffer(data, np.uint8)] * self.size, parts)
             else:
-                self._comm.Allgatherv(data, [everywhere, counts.tolist()])
+                self._comm.Allgatherv(data, [gathered, counts.tolist()])
         return [part.tobytes() for part in parts]
 
     def duplicate(self) -> MpiCommunicator:
@@ -203,8 +202,10 @@ class MpiCommunicator(Communicator):
             return self._of(self._on_all_ranks(made), group)
 
     def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
-        """A communicator made of this one, when all ranks have it, where they survive each other:
-        Open MPI's crash where one revokes what another is still making."""
+        """Return `made` once all ranks have it, if fault-tolerant.
+
+        Open MPI crashes if a rank revokes a communicator while another rank is still making it.
+        """
         if self._watched.fault_tolerant:
             self._comm.Barrier()
         return made
@@ -220,14 +221,14 @@ class MpiCommunicator(Communicator):
                 comm.Free()
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
-        """Around a collective, which begins."""
+        """Count the start of a collective, and return a context manager to bound its wait."""
         self._counter.enter()
         wait = self._wait
         wait.name, wait.problem = name, self._problem
         return FailureChecked(self._comm, wait) if self._watched.fault_tolerant else wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
-        """All or some of these ranks, with what else this communicator knows."""
+        """Wrap a communicator of all or some of these ranks, with this one's settings."""
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
         counter = self._counter.child(tuple(self.world_ranks[place] for place in places), group)
         made = MpiCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)
@@ -257,10 +258,11 @@ class MpiCommunicator(Communicator):
         return MPI.Get_processor_name()
 
     def _host(self, array: Array, *, read: bool) -> Array:
-        """What MPI may work on: the array itself, or its copy in pinned host memory.
+        """Return an array for MPI: the array itself, or its copy in pinned host memory.
 
-        `read`: the present contents matter. CuPy calls return before the GPU is done, and MPI
-        knows nothing of streams, so the current stream is synchronized.
+        Args:
+            read: the present contents matter. CuPy calls return before the GPU is done, and MPI
+                knows nothing of streams, so the current stream is synchronized.
         """
         xp = array_module(array)
         if xp is np:
@@ -282,9 +284,10 @@ class MpiCommunicator(Communicator):
 
 
 def _end_job_from_another_thread() -> None:
-    """While a thread waits inside MPI, only THREAD_MULTIPLE lets another call MPI_Abort.
+    """End the job while another thread waits inside MPI.
 
-    Elsewhere the rank's own end has to do: it has not called MPI_Finalize, so mpiexec ends the job.
+    Only THREAD_MULTIPLE allows MPI_Abort then. Otherwise this process exits without MPI_Finalize,
+    so mpiexec ends the job.
     """
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         MPI.COMM_WORLD.Abort(1)
@@ -292,8 +295,9 @@ def _end_job_from_another_thread() -> None:
 
 
 class FailureChecked:
-    """Around a collective of ranks that survive each other: where one of them has died, it has
-    failed, whatever MPI says. (Open MPI's have ended well with bytes that nobody had sent.)
+    """Context manager for a fault-tolerant collective: raises RanksLost after any rank failure.
+
+    MPI's own result is not enough: collectives of Open MPI have succeeded with bytes never sent.
 
     Cost: about a microsecond.
     """
@@ -315,7 +319,7 @@ class FailureChecked:
 
 
 def parts_of(array: Array, counts: Counts) -> list[Array]:
-    """One part of an array after the other."""
+    """Cut an array into consecutive parts of these sizes."""
     ends = list(accumulate(counts))
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Messages between ranks of MPI."""
+"""Requests and replies between MPI ranks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ..liveness.failure import is_rank_failure
 from ..liveness.watchdog import Watchdog
 from ..messages import pieces_of
 
-PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
+PIECE = 1 << 30  #: most bytes of a message: some MPIs count only to 2^31
 ABANDONED_S = 5.0
-"""How long what was begun on a communicator may take to fail, after that is revoked."""
+"""Time for pending operations to fail after their communicator is revoked, in seconds."""
 
 
 class MpiEndpoint(Endpoint):
-    """Each peer's next header is a persistent receive, which is posted before it is sent.
+    """Endpoint over MPI, with a persistent receive posted for each peer's next header.
 
     Args:
-        comm: for these messages alone.
+        comm: communicator for these messages only.
         peers: ranks of `comm`.
-        serving: whether this side gets requests and sends replies, or the other way round.
+        serving: receive requests and send replies, instead of the reverse.
         watched: bounds every wait.
-        world_ranks: of the world, by rank of `comm`.
+        world_ranks: world rank for each rank of `comm`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class MpiEndpoint(Endpoint):
         self._comm, self.rank = comm, comm.rank
         self._out, self._in = send_and_receive_tags(serving)
         self._listening: set[int] = set()
-        self._lost = False  # ranks have died
-        self._under_way: list[MpiTransfer] = []  # where ranks survive each other
-        # Room for longer ones, of another version say: they are refused like any other nonsense.
+        self._failed = False  # True after a rank failure
+        self._under_way: list[MpiTransfer] = []  # pending transfers, if fault-tolerant
+        # Room for longer headers, such as those of another version: refused as invalid.
         self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
         self._requests: list[MPI.Request] = [
@@ -77,8 +77,8 @@ class MpiEndpoint(Endpoint):
         status = MPI.Status()
         try:
             while True:
-                place, came = MPI.Request.Testany(self._requests, status)
-                if not came or place == MPI.UNDEFINED:
+                place, completed = MPI.Request.Testany(self._requests, status)
+                if not completed or place == MPI.UNDEFINED:
                     break
                 length = status.Get_count(MPI.INT64_T)
                 arrived.append((self.peers[place], self._headers[place, :length].copy()))
@@ -88,34 +88,38 @@ class MpiEndpoint(Endpoint):
         return arrived
 
     def _translated(self, error: MPI.Exception) -> Exception:
-        """What to raise for an error of MPI's."""
+        """Return the exception to raise for an MPI error."""
         if not (self._watched.fault_tolerant and is_rank_failure(error)):
             return error
-        self._lost = True
+        self._failed = True
         return RanksLost("a rank has died: found in messages")
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
-        return self._begun(MpiTransfer(peer, requests, pieces, self._translated, received=True))
+        return self._track(MpiTransfer(peer, requests, pieces, self._translated, received=True))
 
-    def _begun(self, transfer: MpiTransfer) -> MpiTransfer:
+    def _track(self, transfer: MpiTransfer) -> MpiTransfer:
         if self._watched.fault_tolerant:
-            self._under_way = [begun for begun in self._under_way if begun.rest]
+            self._under_way = [transfer for transfer in self._under_way if transfer.rest]
             self._under_way.append(transfer)
         return transfer
 
     def next_body_length(self, peer: int) -> int:
         here = self._next_piece(peer) or 0
-        return here if here < PIECE else 0  # there may be more
+        return here if here < PIECE else 0  # a full piece: more may follow
 
     def discard(self, peer: int) -> None:
         while (length := self._next_piece(peer)) is not None:
-            with self.watched("a message that nobody expects", peer):  # its end may be on its way
+            with self.watched("a message that nobody expects", peer):  # its end may be in flight
                 self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
 
     def _next_piece(self, peer: int) -> int | None:
-        """The bytes of the next piece of a body; None where there is none, or no peer any more."""
+        """Return the bytes of the next piece of a body, or None if there is none.
+
+        Raises:
+            RanksLost: the peer has failed.
+        """
         status = MPI.Status()
         try:
             here = self._comm.Iprobe(peer, self._in + 1, status)
@@ -124,14 +128,14 @@ class MpiEndpoint(Endpoint):
         return status.Get_count(MPI.BYTE) if here else None
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        # The body first: with its header it is here too, and `discard` finds it.
+        # The body first: it has arrived when its header has, and `discard` finds it.
         pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return self._begun(MpiTransfer(peer, requests, [*pieces, header], self._translated))
+        return self._track(MpiTransfer(peer, requests, [*pieces, header], self._translated))
 
     def close(self) -> None:
-        if self._lost:  # what is left of it has been abandoned, or is to be
+        if self._failed:  # pending requests are handled by `abandon`
             return
         for peer, place in self._places.items():
             request = self._requests[place]
@@ -144,9 +148,9 @@ class MpiEndpoint(Endpoint):
             self._requests[place] = MPI.REQUEST_NULL
 
     def abandon(self) -> None:
-        self._lost, latest = True, time.monotonic() + ABANDONED_S
+        self._failed, latest = True, time.monotonic() + ABANDONED_S
         headers = [self._requests[self._places[peer]] for peer in self._listening]
-        bodies = [request for begun in self._under_way for request, _ in begun.rest]
+        bodies = [request for transfer in self._under_way for request, _ in transfer.rest]
         self._listening.clear()
         for request in [*headers, *bodies]:
             while not _has_ended(request) and time.monotonic() < latest:
@@ -169,12 +173,12 @@ class MpiEndpoint(Endpoint):
 
 
 def _pieces_of(body: Bytes | None) -> list[Bytes]:
-    """As a body is sent; one of no bytes is none."""
+    """Cut a body into pieces for sending. An empty body has none."""
     return pieces_of(body, PIECE) if body is not None and body.size else []
 
 
 def _has_ended(request: MPI.Request) -> bool:
-    """Whether a request is over, well or not."""
+    """Return True if a request has completed or failed."""
     try:
         return bool(request.Test())
     except MPI.Exception as error:
@@ -184,16 +188,18 @@ def _has_ended(request: MPI.Request) -> bool:
 
 
 class MpiTransfer:
-    """Requests of one message, each with its array.
+    """Pending MPI requests of one message, each with its array.
 
     Args:
-        meant: what to raise for an error of MPI's.
-        received: whether the arrays are to be filled to their ends.
+        peer: the rank at the other end.
+        requests, arrays: the requests, each with its array.
+        translate: returns the exception to raise for an MPI error.
+        received: the arrays must be filled completely.
 
     Attributes:
-        rest: those that have not ended.
+        rest: requests not yet complete.
 
-    Each request is asked for by itself: of several at once an MPI may not tell what went wrong.
+    Each request is tested separately: for several at once MPI may not report the error.
     """
 
     def __init__(

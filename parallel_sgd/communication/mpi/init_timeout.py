@@ -1,4 +1,4 @@
-"""What ends a wait in which no thread of Python runs: MPI_Init."""
+"""Bound a wait during which no Python thread can run: MPI_Init."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..liveness.heartbeat import FILE, own
 from ..liveness.rank_status import LOST, status_file
 from ..liveness.watchdog import message
 
-#: The process of `kill_if_longer_than`: its stdin is closed when the wait is over. Ranks that have
-#: come to the board, and are not in a wait like this, are missing; the first that waits has all of
-#: them show their stacks. It reads the board by that module's file, without the package.
-_GUARD = """
+#: Program of the process started by `kill_if_longer_than`. Its stdin is closed when the wait is
+#: over. Ranks with a heartbeat outside such a wait are missing. The first waiting rank makes all
+#: ranks write their stacks. The heartbeat module is loaded by its file, without the package.
+_WATCHER = """
 import os, select, signal, sys, time
 pid, timeout_s, grace_s, message, lost, place, module, rank = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
@@ -51,33 +51,38 @@ if not select.select([0], [], [], float(timeout_s))[0]:
 
 @contextlib.contextmanager
 def kill_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None]:
-    """Kill this process if the body takes too long, even where no thread could: MPI_Init.
+    """Kill this process if the body takes too long, even if no Python thread can run: MPI_Init.
 
-    mpi4py holds Python's lock throughout MPI_Init, so another process has to watch. A rank that
-    dies of a signal ends the job on Open MPI and on MPICH, also before MPI is up.
+    mpi4py holds Python's lock throughout MPI_Init, so a second process has to watch. A rank killed
+    by a signal ends the job on Open MPI and on MPICH, also before MPI is initialized.
+
+    Args:
+        timeout_s: longest time, in seconds.
+        rank: this rank, for the message.
+        name: name of the wait, for the message.
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
     place, lost = status_file(FILE, of_rank=False), status_file(LOST)
     facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
-    seen = place if place is not None and place.exists() else ""
-    guard = subprocess.Popen(
+    table = place if place is not None and place.exists() else ""
+    watcher = subprocess.Popen(
         [
             sys.executable,
             "-I",
             "-S",
             "-c",
-            _GUARD,
-            *map(str, (*facts, seen, heartbeat_table.__file__, rank)),
+            _WATCHER,
+            *map(str, (*facts, table, heartbeat_table.__file__, rank)),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
     now = time.monotonic()
     own.note(now, now, now, name)
-    with guard:
+    with watcher:
         try:
             yield
         finally:
-            guard.kill()
+            watcher.kill()
             own.note(time.monotonic(), 0.0, 0.0, "")

@@ -1,4 +1,4 @@
-"""Messages between ranks of MPI."""
+"""Array messages between MPI ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from .staging import Direct, Event, Staged, Staging, is_done
 
 
 class MpiMessages(Messages):
-    """Of NumPy arrays, or of the arrays of one GPU.
+    """Messages of NumPy arrays, or of the arrays of one GPU.
 
     Args:
-        comm: whose other messages, if there are any, have other tags.
+        comm: communicator; its other messages must have different tags.
         watched: bounds every wait.
-        calls: counts, beside the collectives of `comm`, what all its ranks do with messages.
-        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory, while
-            the GPU computes and other messages travel.
+        counter: counts collective operations made of messages, together with the collectives of
+            `comm`.
+        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage them through pinned host
+            memory, while the GPU computes and other messages travel.
 
     Attributes:
-        most_values: in one message.
+        most_values: most values in one message.
     """
 
     most_values: ClassVar[int] = MOST_VALUES
@@ -46,8 +47,8 @@ class MpiMessages(Messages):
         self._counter = counter
         self._requests: list[MPI.Request] = []
         self._then: list[Then] = []
-        self._staging: Staging | None = None  # for CuPy arrays, from the first one on
-        #: For MPI when the GPU has come so far. In order: what is told last is done last.
+        self._staging: Staging | None = None  # set by the first CuPy array
+        #: MPI calls to make once their GPU events are done, in the order of the events.
         self._waiting: deque[tuple[Event, Callable[[], None]]] = deque()
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
@@ -55,10 +56,10 @@ class MpiMessages(Messages):
             self._begin(self._comm.Isend, array, peer, tag, then)
             return
         staging = self._staging_of(array)
-        buffer, event = staging.leave(array)
+        buffer, event = staging.begin_send(array)
 
         def sent() -> None:
-            staging.left(array)
+            staging.end_send(array)
             then()
 
         begin = partial(self._begin, self._comm.Isend, buffer, peer, tag, sent)
@@ -68,10 +69,10 @@ class MpiMessages(Messages):
         if array_module(array) is np:
             self._begin(self._comm.Irecv, array, peer, tag, then)
             return
-        buffer, event, land = self._staging_of(array).expect(array)
+        buffer, event, copy_in = self._staging_of(array).begin_receive(array)
 
         def received() -> None:
-            land()
+            copy_in()
             then()
 
         if event is None:
@@ -106,8 +107,7 @@ class MpiMessages(Messages):
     def _begin(
         self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
     ) -> None:
-        """Long arrays in messages that MPI can count, which come in the order in which they are
-        sent."""
+        """Begin to send or receive. Long arrays travel as several messages, in order."""
         if array.size <= self.most_values:
             self._requests.append(begin(array, peer, tag))
             self._then.append(then)

@@ -1,6 +1,6 @@
-"""NCCL's collectives over ranks that have a GPU each.
+"""NCCL's collectives over ranks with a GPU each.
 
-Several ranks are tested with a stand-in for CuPy and NCCL only; one rank has run on a GPU.
+Several ranks are tested only with a stand-in for CuPy and NCCL; one rank has run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .staging import Array, is_done, recorded
 
 
 class Nccl:
-    """NCCL's collectives of some ranks, each with a GPU of its own.
+    """NCCL's collectives of some ranks, each with its own GPU.
 
     Args:
         comm: the ranks.
         like: an array on this rank's GPU, float32 or float64.
-        own: whether `comm` is for this alone, and is closed with it.
+        own: `comm` is used only here, and is closed with this object.
     Raises:
         SharedError: NCCL cannot start on rank 0.
 
-    Creation is collective, and takes NCCL up to some seconds. Each method is collective too: it
-    waits for what the current stream was told before, and returns when NCCL is done. NCCL uses a
-    stream of its own, so that a sum in the background does not hold up what others compute. A wait
-    longer than `timeout_s` ends the job, as does an error of NCCL.
+    Creation is collective, and takes NCCL up to some seconds. Each method is collective, too: it
+    waits for earlier work on the current stream, and returns when NCCL is done. NCCL uses a
+    separate stream, so that a background sum does not delay other GPU work. A wait longer than
+    `timeout_s` ends the job, as does an NCCL error.
     """
 
     def __init__(self, comm: Communicator, like: Array, *, own: bool = False) -> None:
@@ -41,7 +41,7 @@ class Nccl:
             np.dtype(np.float32): self._nccl.NCCL_FLOAT32,
             np.dtype(np.float64): self._nccl.NCCL_FLOAT64,
         }[like.dtype]
-        self._messages = comm.messages()  # only bounds waits: nothing is sent
+        self._messages = comm.messages()  # only bounds the waits, never sends
         made = comm.together(lambda: self._identity() if comm.rank == 0 else None)
         identity = comm.allgather_object(made)[0]
         with on_device(like):
@@ -51,7 +51,7 @@ class Nccl:
                 self._comm = self._nccl.NcclCommunicator(comm.size, identity, comm.rank)
 
     def close(self) -> None:
-        """Give back what NCCL has on the GPU, and the ranks' communicator. Collective."""
+        """Free NCCL's resources on the GPU, and the ranks' communicator. Collective."""
         self._comm.destroy()
         if self._ranks is not None:
             self._ranks.close()
@@ -64,10 +64,10 @@ class Nccl:
         self._finish("NCCL's all-reduce")
 
     def broadcast_all(self, arrays: Sequence[tuple[Array, int]]) -> None:
-        """Make each array what it is on one of the ranks.
+        """Broadcast several arrays, each from its own root rank.
 
         Args:
-            arrays: each with that rank, in the same order on all.
+            arrays: pairs of array and root, in the same order on all ranks.
         """
         self._begin()
         self._nccl.groupStart()
@@ -95,14 +95,18 @@ class Nccl:
                 try:
                     self._comm.check_async_error()
                 except self._nccl.NcclError:
-                    self._comm.abort()  # it would never end, and wait for that at our end
+                    self._comm.abort()  # otherwise NCCL hangs at this process's exit
                     raise
                 self._messages.progress()
                 backoff.pause()
 
 
 def require_gpus(like: Array, comm: Communicator) -> None:
-    """Refuse, on all ranks, what NCCL cannot work with. Collective."""
+    """Check on all ranks that NCCL can work with these arrays. Collective.
+
+    Raises:
+        SharedError: the arrays are NumPy's, CuPy finds no NCCL, or ranks share a GPU.
+    """
     xp, problem = array_module(like), None
     if xp is np:
         problem = "transport='nccl' needs CuPy parameters, but these are NumPy's"
@@ -127,5 +131,5 @@ def require_gpus(like: Array, comm: Communicator) -> None:
 
 
 def _module(xp: Any) -> Any:
-    """`cupy.cuda.nccl`, which `import cupy` does not load."""
+    """Import `cupy.cuda.nccl`, not loaded by `import cupy`."""
     return importlib.import_module(f"{xp.__name__}.cuda.nccl")

@@ -1,11 +1,10 @@
-"""Arrays of a GPU on their way to MPI and back, beside whatever else the GPU does.
+"""Stage GPU arrays for MPI messages, concurrently with other GPU work.
 
-A GPU works off what it is told later, in streams, and MPI knows nothing of streams. So a message
-may be sent when an event says that the GPU has come so far; events are asked, never waited for.
-What arrives is in its array for whatever the current stream does from then on.
+A GPU executes work later, in streams, and MPI knows nothing of streams. So a message is sent only
+after a GPU event is done; events are polled, never waited for. A received message is ready in its
+array for later work on the current stream.
 
-Tested with a stand-in for CuPy, and with two ranks that share a GPU; `Direct` with the stand-in
-only.
+Tested with a stand-in for CuPy, and with two ranks sharing a GPU; `Direct` only with the stand-in.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ import numpy.typing as npt
 from ...kernels import array_module, on_device
 
 Array = Any  #: a CuPy array, contiguous and one-dimensional
-Event = Any  #: of CuPy
+Event = Any  #: a CuPy event
 HostArray = npt.NDArray[Any]
 
-_NOT_READY = 600  # cudaErrorNotReady, which CuPy has no name for
+_NOT_READY = 600  # cudaErrorNotReady, without a name in CuPy
 
 
 def is_done(xp: Any, event: Event) -> bool:
-    """Whether the GPU has come to an event. Local; never waits.
+    """Return True if the GPU has reached an event. Local; never waits.
 
     Args:
         xp: CuPy.
+        event: a CuPy event.
     Raises:
         CUDARuntimeError: the GPU has failed. `Event.done` would then be False for ever.
     """
@@ -45,31 +45,34 @@ def is_done(xp: Any, event: Event) -> bool:
 
 
 def recorded(xp: Any, stream: Any) -> Event:
-    """An event that is done when a stream has done what it has been told so far. Local."""
+    """Record an event at the present end of a stream. Local."""
     return stream.record(xp.cuda.Event(disable_timing=True))
 
 
 def pinned(like: Array, values: int, dtype: npt.DTypeLike) -> HostArray:
-    """Uninitialised pinned memory for so many values, given back when nobody has it.
+    """Allocate uninitialised pinned memory, freed with its last reference.
 
     Args:
-        like: an array on the GPU that copies it.
+        like: an array on the GPU used for copies.
+        values: number of values.
+        dtype: type of the values.
 
-    It comes from CuPy's own pool, which keeps what is given back by its size. The messages of one
-    layout have the same sizes in every exchange, so after the first one nothing is allocated (which
-    would wait for the GPU), and the pool holds no more than was ever under way at once. Local.
+    The memory comes from CuPy's pool, which keeps freed blocks by size. The messages of one layout
+    have the same sizes in every exchange. So after the first exchange nothing is allocated (which
+    would wait for the GPU), and the pool holds at most the largest number of bytes ever pending at
+    once. Local.
     """
     nbytes = values * np.dtype(dtype).itemsize
     return np.frombuffer(array_module(like).cuda.alloc_pinned_memory(max(nbytes, 1)), dtype, values)
 
 
 def pinned_like(array: Array) -> HostArray:
-    """`pinned` for the values of an array. Local."""
+    """Allocate pinned memory with the size and type of an array. Local."""
     return pinned(array, array.size, array.dtype)
 
 
 class Staging(ABC):
-    """What MPI is given in place of the arrays of one GPU.
+    """Replaces the arrays of one GPU by arrays for MPI.
 
     Args:
         like: an array on the GPU.
@@ -82,37 +85,43 @@ class Staging(ABC):
         return recorded(self._xp, self._xp.cuda.get_current_stream())
 
     @abstractmethod
-    def leave(self, array: Array) -> tuple[Array, Event]:
-        """What MPI may send when the event is done; it stays as it is until as many `left`."""
+    def begin_send(self, array: Array) -> tuple[Array, Event]:
+        """Return an array for MPI to send once the event is done. Unchanged until `end_send`.
+
+        An array sent several times needs as many calls of `end_send`.
+        """
 
     @abstractmethod
-    def left(self, array: Array) -> None:
-        """It has been sent."""
+    def end_send(self, array: Array) -> None:
+        """Release the array after its send."""
 
     @abstractmethod
-    def expect(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
-        """What MPI may receive into when the event is done (at once, if None), and what to call
-        when it has: after that the current stream finds it in the array."""
+    def begin_receive(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
+        """Return an array for MPI to receive into, an event, and a function to call afterwards.
+
+        MPI may receive once the event is done (at once for None). After the call, later work on the
+        current stream finds the received values in `array`.
+        """
 
 
 class Direct(Staging):
-    """The arrays themselves, for an MPI that takes them: when the GPU is done with them."""
+    """Passes the arrays themselves to a CUDA-aware MPI, once the GPU is done with them."""
 
-    def leave(self, array: Array) -> tuple[Array, Event]:
+    def begin_send(self, array: Array) -> tuple[Array, Event]:
         return array, self._now()
 
-    def left(self, array: Array) -> None:
+    def end_send(self, array: Array) -> None:
         pass
 
-    def expect(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
+    def begin_receive(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
         return array, self._now(), lambda: None
 
 
 class Staged(Staging):
-    """Through pinned host memory, by a stream for each way that nothing else waits for.
+    """Copies through pinned host memory, with one separate stream per direction.
 
-    An array that goes to several ranks is copied once. Memory: pinned, of the size (to the next
-    power of two) of the messages under way.
+    An array sent to several ranks is copied once. Memory: pinned, the size of the pending messages
+    (each rounded up to a power of two).
     """
 
     def __init__(self, like: Array) -> None:
@@ -120,28 +129,28 @@ class Staged(Staging):
         with on_device(like):
             self._out = self._xp.cuda.Stream(non_blocking=True)
             self._in = self._xp.cuda.Stream(non_blocking=True)
-        self._leaving: dict[tuple[int, int, Any], _Copy] = {}
-        self._landing: deque[tuple[Event, HostArray]] = deque()  # read by copies under way
-        # A copy may still read its pinned memory when the last exchange is long over for the host.
-        weakref.finalize(self, _wait_for, self._landing).atexit = False
+        self._sending: dict[tuple[int, int, Any], _Copy] = {}
+        self._receiving: deque[tuple[Event, HostArray]] = deque()  # read by pending copies
+        # A copy may still read its pinned memory long after the last exchange on the host.
+        weakref.finalize(self, _wait_for, self._receiving).atexit = False
 
-    def leave(self, array: Array) -> tuple[Array, Event]:
-        copy = self._leaving.get(_place(array))
+    def begin_send(self, array: Array) -> tuple[Array, Event]:
+        copy = self._sending.get(_place(array))
         if copy is None:
-            copy = self._leaving[_place(array)] = self._copy_out(array)
+            copy = self._sending[_place(array)] = self._copy_out(array)
         copy.uses += 1
         return copy.host, copy.event
 
-    def left(self, array: Array) -> None:
-        copy = self._leaving[_place(array)]
+    def end_send(self, array: Array) -> None:
+        copy = self._sending[_place(array)]
         copy.uses -= 1
         if copy.uses == 0:
-            del self._leaving[_place(array)]
+            del self._sending[_place(array)]
 
-    def expect(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
+    def begin_receive(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
         self._release()
         host, before = pinned_like(array), self._now()
-        return host, None, partial(self._land, array, host, before)
+        return host, None, partial(self._copy_in, array, host, before)
 
     def _copy_out(self, array: Array) -> _Copy:
         self._release()
@@ -150,23 +159,27 @@ class Staged(Staging):
         array.data.copy_to_host_async(host.ctypes.data, array.nbytes, self._out)
         return _Copy(array, host, recorded(self._xp, self._out))
 
-    def _land(self, array: Array, host: HostArray, before: Event) -> None:
-        """Copy what has come, once the GPU has done what it was told `before` it was expected."""
+    def _copy_in(self, array: Array, host: HostArray, before: Event) -> None:
+        """Copy received values to the GPU, after all work queued before the receive was posted.
+
+        Args:
+            before: event at the end of that earlier work.
+        """
         self._in.wait_event(before)
         array.data.copy_from_host_async(host.ctypes.data, array.nbytes, self._in)
-        landed = recorded(self._xp, self._in)
-        self._xp.cuda.get_current_stream().wait_event(landed)
-        self._landing.append((landed, host))
+        copied = recorded(self._xp, self._in)
+        self._xp.cuda.get_current_stream().wait_event(copied)
+        self._receiving.append((copied, host))
 
     def _release(self) -> None:
-        """Let go of pinned memory that no copy reads any more."""
-        while self._landing and is_done(self._xp, self._landing[0][0]):
-            self._landing.popleft()
+        """Free pinned memory no longer read by any copy."""
+        while self._receiving and is_done(self._xp, self._receiving[0][0]):
+            self._receiving.popleft()
 
 
 @dataclass(slots=True)
 class _Copy:
-    """Of an array (kept alive) in the host's memory, there when the event is done."""
+    """Host copy of an array (kept alive), complete once the event is done."""
 
     array: Array
     host: HostArray
@@ -178,6 +191,6 @@ def _place(array: Array) -> tuple[int, int, Any]:
     return array.data.ptr, array.size, array.dtype
 
 
-def _wait_for(landing: deque[tuple[Event, HostArray]]) -> None:
-    for event, _ in landing:
+def _wait_for(receiving: deque[tuple[Event, HostArray]]) -> None:
+    for event, _ in receiving:
         event.synchronize()

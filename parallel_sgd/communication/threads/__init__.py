@@ -1,1 +1,1 @@
-"""Ranks that are threads of one process, for tests and simulation."""
+"""Ranks as threads of one process, for tests and simulation."""

@@ -1,4 +1,4 @@
-"""A world of threads in one process: the same collectives, for tests and for simulation."""
+"""A world of threads in one process, with the same collectives, for tests and simulation."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from .messages import ThreadMessages
 Result = TypeVar("Result")
 
 
-MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
+MOST_THREADS = 1 << 15  #: about Linux's limit for a process; a collective takes size² steps
 
 
 class SimulatedFailure(BaseException):
-    """Raised in a rank, it ends it as a kill ends a process: without a word to the others. For
-    ranks that survive each other."""
+    """Ends a rank without notice, like a killed process, when raised in a fault-tolerant world."""
 
 
 class ThreadWorld:
-    """What the ranks of one process share: a place for each rank's argument, and where they meet.
+    """State shared by the ranks of one process: each rank's argument, and their meetings.
 
     Args:
-        size: how many there are.
-        timeout_s: longest wait for the others.
-        whole: the world that this one is a subworld of, and its ranks there.
-        known_as: what its ranks are called, where that is not 0, 1, 2, …
+        size: number of ranks.
+        timeout_s: longest wait for other ranks, in seconds.
+        parent: the enclosing world of a subworld, with the world ranks of this subworld.
+        world_ranks: numbers of the ranks in error texts, if not 0, 1, 2, …
     """
 
     def __init__(
         self,
         size: int,
         timeout_s: float = TIMEOUT_S,
-        whole: tuple[ThreadWorld, Sequence[int]] | None = None,
+        parent: tuple[ThreadWorld, Sequence[int]] | None = None,
         world_ranks: Sequence[int] | None = None,
     ) -> None:
         self.size = size
         self.timeout_s = timeout_s
-        #: of the whole world
-        self.ranks = tuple(world_ranks or (range(size) if whole is None else whole[1]))
-        self.left: set[int] = set() if whole is None else whole[0].left  #: of those
+        #: world ranks
+        self.ranks = tuple(world_ranks or (range(size) if parent is None else parent[1]))
+        #: world ranks of finished programs
+        self.finished: set[int] = set() if parent is None else parent[0].finished
         self.offers: list[Any] = [None] * size
-        self.mailbox = Mailbox(self.ranks, self.left)
+        self.mailbox = Mailbox(self.ranks, self.finished)
         self._changed = threading.Condition()
-        self._meetings = 0  # that have ended
-        self._came = [0] * size  # how often each rank has
-        self._here = 0  # ranks at the present one
+        self._meetings = 0  # completed meetings
+        self._entered = [0] * size  # meetings entered by each rank
+        self._arrived = 0  # ranks in the present meeting
         self._aborted = False
         self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
@@ -74,12 +74,12 @@ class ThreadWorld:
         return ThreadCommunicator(self, rank)
 
     def subworld(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
-        """The world of some of these ranks, the same one for all of them.
+        """Return the world of some of these ranks, the same object for all of them.
 
         Args:
-            number: of the `duplicate` or `split` that makes it, counted from 0 on each rank.
-            group: the number that its members have given.
-            members: its ranks in this world.
+            number: count of earlier calls of `duplicate` and `split` on each rank.
+            group: the number given by its members.
+            members: ranks in this world.
         """
         with self._lock:
             if (number, group) not in self._subworlds:
@@ -93,23 +93,23 @@ class ThreadWorld:
             return self._subworlds[number, group]
 
     def meet(self, rank: int, name: str, problem: str | None) -> None:
-        """Wait until all ranks have come so far.
+        """Wait until all ranks have come.
 
         Args:
-            name: of what they meet in, for errors.
-            problem: why this rank cannot go on, where the others are about to hear of that: it is
-                printed if they let it wait.
+            rank: this rank.
+            name: name of the collective, for errors.
+            problem: this rank's problem, about to be shared; printed if the other ranks are late.
         Raises:
-            RankFailed: another rank has failed.
-            RanksLost: another one has died.
-            UserError: another has left, or has not come in time.
+            RankFailed: a rank has ended with an error.
+            RanksLost: a rank has failed.
+            UserError: a rank has finished, or has not come in time.
         """
         with self._changed:
-            self._require_whole(name)
-            number, self._here = self._meetings, self._here + 1
-            self._came[rank] += 1
-            if self._here == self.size:
-                self._meetings, self._here = number + 1, 0
+            self._require_no_failure(name)
+            number, self._arrived = self._meetings, self._arrived + 1
+            self._entered[rank] += 1
+            if self._arrived == self.size:
+                self._meetings, self._arrived = number + 1, 0
                 self._changed.notify_all()
                 return
 
@@ -128,24 +128,24 @@ class ThreadWorld:
             in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
             if self._meetings > number:
                 return
-            self._require_whole(name)
+            self._require_no_failure(name)
             waits = f"rank {self.ranks[rank]} waits in {name}"
             if self._aborted:
                 raise RankFailed(f"{waits} for a rank that failed")
             if missing := self._missing(number):
                 raise UserError(waiting_for_finished(missing, waits))
-            others = [self.ranks[k] for k in range(self.size) if self._came[k] <= number]
+            others = [self.ranks[k] for k in range(self.size) if self._entered[k] <= number]
             raise UserError(
                 f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
                 f"{in_words(others)}"
             )
 
-    def _require_whole(self, name: str) -> None:
+    def _require_no_failure(self, name: str) -> None:
         if self._revoked:
             raise RanksLost(f"a rank has died: found in {name}")
 
     def revoke(self) -> None:
-        """Let every rank that waits, here or in a subworld of this one, know that one has died."""
+        """Report a failed rank to every waiting rank, also in subworlds."""
         for world in self._all():
             with world._changed:
                 world._revoked = True
@@ -153,31 +153,31 @@ class ThreadWorld:
             world.mailbox.revoke()
 
     def _missing(self, number: int) -> list[int]:
-        """Those who have left before they came to this meeting."""
-        came = zip(self.ranks, self._came, strict=True)
-        return [rank for rank, times in came if rank in self.left and times <= number]
+        """Return the ranks that finished before this meeting."""
+        entered = zip(self.ranks, self._entered, strict=True)
+        return [rank for rank, times in entered if rank in self.finished and times <= number]
 
     def leave(self, rank: int) -> None:
-        """A rank of this (whole) world has come to its end: it is waited for in vain."""
-        self.left.add(rank)
+        """Record a finished rank of this (whole) world, and wake all waiting ranks."""
+        self.finished.add(rank)
         for world in self._all():
             with world._changed:
                 world._changed.notify_all()
             world.mailbox.wake()
 
     def close(self) -> bool:
-        """A rank has closed its communicator; whether it was the last one."""
+        """Count a closed communicator. Return True for the last rank."""
         with self._lock:
             self._closed += 1
             return self._closed == self.size
 
     def forget(self, number: int, group: int) -> None:
-        """All ranks have left a subworld."""
+        """Drop a subworld after all ranks have closed it."""
         with self._lock:
             del self._subworlds[number, group]
 
     def abort(self) -> None:
-        """Let every rank that waits, here or in a subworld of this one, fail."""
+        """Make every waiting rank fail, also in subworlds."""
         for world in self._all():
             with world._changed:
                 world._aborted = True
@@ -185,7 +185,7 @@ class ThreadWorld:
             world.mailbox.abort()
 
     def _all(self) -> list[ThreadWorld]:
-        """This world, and all its subworlds."""
+        """Return this world and all its subworlds."""
         with self._lock:
             subworlds = list(self._subworlds.values())
         return [self, *(world for subworld in subworlds for world in subworld._all())]
@@ -197,8 +197,11 @@ class ThreadCommunicator(Communicator):
     def __init__(
         self, world: ThreadWorld, rank: int, forget: Callable[[], None] = lambda: None
     ) -> None:
-        """
+        """Make the communicator of one rank.
+
         Args:
+            world: state shared by all ranks.
+            rank: this rank.
             forget: called when the last rank has closed its communicator.
         """
         self._world, self.rank, self.size = world, rank, world.size
@@ -207,8 +210,8 @@ class ThreadCommunicator(Communicator):
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def combine(offers: list[Array]) -> None:
             ends = np.cumsum(counts)
-            for theirs, begin, end in zip(offers, ends - counts, ends, strict=True):
-                receive[begin:end] = theirs
+            for remote, begin, end in zip(offers, ends - counts, ends, strict=True):
+                receive[begin:end] = remote
 
         with self.trace.collective():
             self._collective("allgather", send, combine)
@@ -224,9 +227,9 @@ class ThreadCommunicator(Communicator):
     ) -> None:
         def combine(offers: list[tuple[Array, Counts]]) -> None:
             at = 0
-            for (theirs, counts), n in zip(offers, receive_counts, strict=True):
+            for (remote, counts), n in zip(offers, receive_counts, strict=True):
                 begin = sum(counts[: self.rank])
-                receive[at : at + n] = theirs[begin : begin + n]
+                receive[at : at + n] = remote[begin : begin + n]
                 at += n
 
         with self.trace.collective():
@@ -245,8 +248,8 @@ class ThreadCommunicator(Communicator):
         return total
 
     def _allgather_bytes(self, data: bytes) -> list[bytes]:
-        everywhere: list[bytes] = self._collective("allgather_object", data, list)
-        return everywhere
+        gathered: list[bytes] = self._collective("allgather_object", data, list)
+        return gathered
 
     def duplicate(self) -> Communicator:
         return self._subcommunicator(0, range(self.size))
@@ -254,7 +257,7 @@ class ThreadCommunicator(Communicator):
     def split(self, group: int) -> Communicator:
         groups = self.allgather_object(group)
         return self._subcommunicator(
-            group, [k for k, theirs in enumerate(groups) if theirs == group]
+            group, [k for k, remote in enumerate(groups) if remote == group]
         )
 
     def _subcommunicator(self, group: int, members: Sequence[int]) -> Communicator:
@@ -286,7 +289,7 @@ class ThreadCommunicator(Communicator):
         return platform.node()
 
     def _collective(self, name: str, item: Any, combine: Callable[..., Any], **options: Any) -> Any:
-        """Offer `item`, and when all ranks have, `combine` the list of offers."""
+        """Offer `item`, wait for all ranks, and `combine` the list of offers."""
         world = self._world
         if world.size == 1:
             return combine([item], **options)
@@ -296,7 +299,7 @@ class ThreadCommunicator(Communicator):
             different = different_calls([called for called, _ in world.offers], world.ranks)
             if different:
                 raise SharedError(different)
-            result = combine([theirs for _, theirs in world.offers], **options)
+            result = combine([remote for _, remote in world.offers], **options)
             world.meet(self.rank, name, None)
         except (RankFailed, RanksLost, SimulatedFailure):
             raise
@@ -313,10 +316,14 @@ def simulate(
 
     Args:
         size: at least 1.
-        timeout_s: longest wait of a rank for the others.
+        function: run on each rank, with its communicator.
+        timeout_s: longest wait of a rank for other ranks, in seconds.
+    Returns:
+        The result of each rank, in rank order.
     Raises:
-        UserError: an argument is not as required.
-        whatever the first rank to fail raised; the others are stopped at their next collective.
+        UserError: an argument is invalid.
+        BaseException: the exception of the first failed rank; the remaining ranks stop at their
+            next collective.
 
     >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
     [3, 3, 3]
@@ -331,9 +338,7 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
-            end_rank_tasks(
-                partial(world.leave, rank)
-            )  # behind what may yet come to where others wait
+            end_rank_tasks(partial(world.leave, rank))  # its background tasks may communicate
         except BaseException as error:
             errors.append(error)
             world.abort()
@@ -344,7 +349,7 @@ def simulate(
             thread = threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True)
             thread.start()
             threads.append(thread)
-    except (RuntimeError, MemoryError) as error:  # as many threads as the system allows
+    except (RuntimeError, MemoryError) as error:  # too many threads for the system
         world.abort()
         raise UserError(
             f"size={size} ranks need a thread each, but only {len(threads)} could be started: "

@@ -1,4 +1,4 @@
-"""Messages between ranks that are threads of one process."""
+"""Requests and replies between ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Key = tuple[int, int, int]  #: sender, receiver, tag
 
 
 class Mailbox:
-    """What the ranks of one process have sent and not yet received, by sender, receiver and tag.
+    """Messages sent but not yet received between the ranks of one process, by `Key`.
 
     Args:
-        ranks: of the whole world, by rank here.
-        left: those of them whose program has ended.
+        ranks: world ranks, by rank.
+        finished: world ranks of finished programs.
     """
 
-    def __init__(self, ranks: Sequence[int], left: Set[int]) -> None:
+    def __init__(self, ranks: Sequence[int], finished: Set[int]) -> None:
         self.changed = threading.Condition()
-        self.ranks, self._left = ranks, left
+        self.ranks, self._finished = ranks, finished
         self.aborted = self.revoked = False
         self._queues: defaultdict[Key, deque[Any]] = defaultdict(deque)
 
@@ -38,7 +38,12 @@ class Mailbox:
             self.changed.notify_all()
 
     def take(self, key: Key) -> Any:
-        """The oldest of them, if there is any."""
+        """Remove and return the oldest message of a key, or None.
+
+        Raises:
+            RankFailed: a rank has ended with an error.
+            RanksLost: a rank has failed.
+        """
         with self.changed:
             if self.aborted:
                 raise RankFailed(f"rank {key[1]} waited for a message of a rank that failed")
@@ -48,17 +53,17 @@ class Mailbox:
             return queue.popleft() if queue else None
 
     def length_of_next(self, key: Key) -> int:
-        """Of the oldest of them; 0 where there is none."""
+        """Return the length of the oldest message of a key, or 0 without a message."""
         with self.changed:
             queue = self._queues[key]
             return len(queue[0]) if queue else 0
 
     def finished_peers(self, peers: Iterable[int]) -> list[int]:
-        """Those of these ranks whose program has ended: of them comes only what is here already."""
-        return [peer for peer in peers if self.ranks[peer] in self._left]
+        """Return peers with finished programs: no new messages come from these."""
+        return [peer for peer in peers if self.ranks[peer] in self._finished]
 
     def wake(self) -> None:
-        """Whoever waits is to look again."""
+        """Wake all waiting threads to check again."""
         with self.changed:
             self.changed.notify_all()
 
@@ -74,12 +79,12 @@ class Mailbox:
 
 
 class MailboxWaits:
-    """How one thread waits for messages, at most `timeout_s` at a time."""
+    """Bounded waits of one thread for messages, at most `timeout_s` each."""
 
     def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
         self._mailbox, self.rank, self.timeout_s = mailbox, rank, timeout_s
         self._waits_since: tuple[str, float] | None = None
-        self._gone_since: float | None = None
+        self._finished_since: float | None = None
 
     def idle(self, seconds: float) -> None:
         with self._mailbox.changed:
@@ -88,34 +93,36 @@ class MailboxWaits:
 
     @contextmanager
     def _waiting(self, name: str) -> Iterator[None]:
-        """Within this `with` block `_check_patience` looks at the clock."""
-        self._waits_since, self._gone_since = (name, time.monotonic()), None
+        """Context manager in which `_check_timeout` checks the time."""
+        self._waits_since, self._finished_since = (name, time.monotonic()), None
         try:
             yield
         finally:
             self._waits_since = None
 
-    def _check_patience(self, peers: Iterable[int]) -> None:
-        """Raise a UserError where these ranks let this one wait too long, or one of them has left;
-        asked where nothing of them is here."""
+    def _check_timeout(self, peers: Iterable[int]) -> None:
+        """Raise a UserError after a timeout, or if an awaited peer has finished.
+
+        Called only if no message of these peers has arrived.
+        """
         if self._waits_since is None:
             return
         name, since = self._waits_since
         now = time.monotonic()
         waits = f"rank {self._mailbox.ranks[self.rank]} waits in {name}"
-        gone = self._mailbox.finished_peers(peers)
+        finished = self._mailbox.finished_peers(peers)
         if now - since > self.timeout_s:
             raise UserError(f"{waits} for more than timeout_s={self.timeout_s:g} s")
-        if gone and self._gone_since is None:
-            self._gone_since = now
-        if gone and now - cast(float, self._gone_since) > ON_ITS_WAY_S:
+        if finished and self._finished_since is None:
+            self._finished_since = now
+        if finished and now - cast(float, self._finished_since) > ON_ITS_WAY_S:
             raise UserError(
-                waiting_for_finished([self._mailbox.ranks[peer] for peer in gone], waits)
+                waiting_for_finished([self._mailbox.ranks[peer] for peer in finished], waits)
             )
 
 
 class ThreadEndpoint(MailboxWaits, Endpoint):
-    """One thread's side; what it sends is copied, so that a transfer has ended as it begins."""
+    """Endpoint between threads. Sent arrays are copied, so a send completes at once."""
 
     def __init__(
         self, mailbox: Mailbox, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
@@ -137,7 +144,7 @@ class ThreadEndpoint(MailboxWaits, Endpoint):
                 self._listening.discard(peer)
                 arrived.append((peer, header))
         if not arrived:
-            self._check_patience(self._awaited)
+            self._check_timeout(self._awaited)
         return arrived
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Messages between ranks that are threads of one process."""
+"""Array messages between ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from ..messages import Array, Messages, Then
 from .endpoint import Key, Mailbox, MailboxWaits
 
-FIRST_TAG = 100  #: those of endpoints are smaller
+FIRST_TAG = 100  #: above the tags of endpoints
 
 
 class ThreadMessages(MailboxWaits, Messages):
-    """One thread's messages; what it sends is copied, so that it has been sent at once."""
+    """Messages of one thread. Sent arrays are copied, so a send completes at once."""
 
     def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
         super().__init__(mailbox, rank, timeout_s)
@@ -43,7 +43,7 @@ class ThreadMessages(MailboxWaits, Messages):
         for call in ended:
             call()
         if not ended:
-            self._check_patience(peer for (peer, _, _), _, _ in self._receives)
+            self._check_timeout(peer for (peer, _, _), _, _ in self._receives)
         return bool(ended)
 
     @property
