@@ -41,7 +41,6 @@ __all__ = [
     "RankFailed",
     "RanksChanged",
     "Roles",
-    "Together",
     "can_recover",
     "checked_timeout",
     "default_timeout",
