@@ -1,6 +1,6 @@
-"""Ranks and their collectives: over MPI, over threads of one process, or a single rank.
+"""Ranks and their collectives: over MPI, over threads of a process, or a single rank.
 
-Public names that need NumPy are imported on first use, since a launcher needs none of these.
+Public names based on NumPy are imported on first use, since a launcher needs no NumPy.
 """
 
 from importlib import import_module

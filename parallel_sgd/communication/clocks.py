@@ -33,12 +33,15 @@ def compare_clocks(
 ) -> ClockReading:
     """Compare this rank's clock with that of rank 0, at the same time on every rank.
 
-    No rank leaves a sum over all ranks before all ranks have entered it. So the time at which rank
-    A leaves is later than the time at which rank B entered. Each sum thus bounds the difference of
-    two clocks from both sides; the tightest bounds of many sums are used.
+    No rank leaves a sum over all ranks before all ranks have entered it. So rank A leaves at a
+    later time than rank B entered. Each sum thus bounds the difference of two clocks from both
+    sides; the tightest bounds of many sums are used.
 
     Args:
+        comm: the ranks.
         now: the clock.
+    Returns:
+        The comparison for this rank.
 
     Collective: `ROUNDS` sums of one integer, some 10 µs each inside a machine, and one broadcast.
     """

@@ -27,7 +27,7 @@ class Transfer(Protocol):
     """A message body in flight. The transfer owns its array until done.
 
     Attributes:
-        peer: the rank at the other end.
+        peer: the remote rank.
     """
 
     peer: int
@@ -49,12 +49,12 @@ class Endpoint(ABC):
     """One side of the messages between this rank and its peers.
 
     A receive for the next header of every peer is always posted (MPI: before the header is sent).
-    `arrivals` returns each header once; `listen` then posts the receive for the next one. Messages
-    of a peer arrive in order. All methods are local.
+    `arrivals` returns each header once; `listen` then posts the next receive. Messages of a peer
+    arrive in order. All methods are local.
 
     Attributes:
         rank: this rank.
-        peers: the ranks at the other side.
+        peers: the ranks at the remote side.
         timeout_s: longest wait for a peer, in seconds.
     """
 

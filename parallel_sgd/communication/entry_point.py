@@ -23,13 +23,13 @@ from .timeouts import LONGEST_S
 def abort_on_error() -> Iterator[None]:
     """Run an entry point. Any end except success ends the job on every rank.
 
-    An error for the user to fix (a UserError, a full disk) prints one line, any other exception its
-    traceback. Each line begins with ``[rank k]``. If the launcher prints errors, equal errors of
-    several ranks are printed once. `sys.exit` with a code other than 0 keeps its code. `Preempted`,
-    raised on all ranks, ends each rank like the end of its program; a program may also catch it and
-    continue.
+    An error for the user to fix (a UserError, a full disk) prints a single line, any other
+    exception its traceback. Each line begins with ``[rank k]``. If the launcher prints errors,
+    equal errors of several ranks are printed once. `sys.exit` with a code except 0 keeps its code.
+    `Preempted`, raised on all ranks, ends each rank like the end of its program; a program may also
+    catch it and continue.
     The rank then waits until all ranks have printed a SharedError, or otherwise `abort.GRACE_S` in
-    case they have the same error, and calls MPI_Abort. With a single rank it prints the same and
+    case several ranks have the same error, and calls MPI_Abort. A single rank prints the same and
     exits.
 
     Local. Example::
@@ -70,8 +70,8 @@ def _exit_code(error: SystemExit) -> int:
 def _join_others() -> None:
     """Start MPI as this rank ends successfully, if MPI is not initialized.
 
-    The other ranks may be waiting in MPI_Init. They then learn of this rank's end from the finish
-    protocol.
+    The remaining ranks may be waiting in MPI_Init. The finish protocol then reports this rank's
+    end.
     """
     if not has_other_ranks() or running_mpi() is not None or mpi_is_finalized():
         return

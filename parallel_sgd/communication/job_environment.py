@@ -1,8 +1,8 @@
 """Read the launcher's environment variables: size, rank, name.
 
-Nothing here imports MPI, so it also works before MPI is initialized, and if MPI and the launcher do
-not match: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worlds of one rank each,
-without a message. Everything is local (no communication).
+Nothing here imports MPI, so all functions also work before MPI is initialized, and if MPI and the
+launcher do not match: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worlds of a single
+rank, without a message. Everything is local (no communication).
 
 Seen with the wheels: Open MPI 5.0 sets OMPI_COMM_WORLD_{SIZE,RANK,LOCAL_SIZE}; MPICH 5.0 sets
 PMI_{SIZE,RANK} and MPI_LOCALNRANKS.

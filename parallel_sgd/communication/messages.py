@@ -65,10 +65,10 @@ class Messages(ABC):
     def watched(self, name: str) -> AbstractContextManager[object]:
         """Return a context manager to bound a wait for a message.
 
-        Enter it when the wait begins, leave it when a message has arrived. Over MPI the job ends
-        after `timeout_s`, or as soon as a rank is known to have finished with a lower count of
-        `enter`. Between threads `progress` raises a UserError after `timeout_s`, or two seconds
-        after the sender of an awaited message has finished.
+        Enter the context when the wait begins, leave it when a message has arrived. Over MPI the
+        job ends after `timeout_s`, or as soon as a rank is known to have finished with a lower
+        count of `enter`. Between threads `progress` raises a UserError after `timeout_s`, or two
+        seconds after the sender of an awaited message has finished.
         """
 
     def idle(self, seconds: float) -> None:

@@ -55,7 +55,7 @@ class Group(ABC):
         """Check if any rank has called `fail`. Collective.
 
         Raises:
-            SharedError: on all ranks, if a rank has.
+            SharedError: on all ranks, if so.
         """
 
     def meet_to_finish(self) -> None:

@@ -10,10 +10,10 @@ _fallback: int | None = None  # a file descriptor
 
 
 def set_stderr_fallback(descriptor: int) -> None:
-    """Give `write_stderr` a second descriptor, for lines that standard error does not take. Local.
+    """Give `write_stderr` a second descriptor, for lines refused by standard error. Local.
 
     Args:
-        descriptor: of the terminal, where stderr is a file.
+        descriptor: of the terminal, if stderr is a file.
     """
     global _fallback
     _fallback = descriptor
@@ -22,8 +22,8 @@ def set_stderr_fallback(descriptor: int) -> None:
 def write_stderr(*lines: str) -> None:
     """Write lines to stderr in one piece, or else to the descriptor of `set_stderr_fallback`.
 
-    A failed write is ignored (full disk, closed terminal, pipe without a reader): no job ends for
-    it. Local.
+    A failed write is ignored (full disk, closed terminal, pipe without a reader) and does not end
+    the job. Local.
     """
     text = "".join(f"{line}\n" for line in lines)
     try:

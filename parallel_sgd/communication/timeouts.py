@@ -1,4 +1,4 @@
-"""Longest wait of a rank for other ranks, from the program or the environment. Local."""
+"""Longest wait of a rank for all ranks, from the program or the environment. Local."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the world of a process: all ranks that mpiexec started, or a single rank."""
+"""Make the world of a process: all ranks started by mpiexec, or a single rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
 
 
 def single() -> Communicator:
-    """Make a world of one rank: see `Communicator.single`."""
+    """Make a world of a single rank: see `Communicator.single`."""
     return ThreadWorld(1).communicator(0)
 
 

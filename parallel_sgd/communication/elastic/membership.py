@@ -1,13 +1,14 @@
 """Reconfigure the ranks of an MPI world after failures (ULFM).
 
-All ranks that mpiexec started, standby ranks too, share one communicator, the rendezvous. Without
-failures nothing is communicated in it. A rank that notices a failure revokes it, with all other
-communicators, so that every rank comes to `reconfigure`: the rendezvous is shrunk to the remaining
-ranks, which report their roles, and the group that continues is split off. Then the ranks agree, in
-a call not disturbed by failures, that all of them have come so far; otherwise they begin anew.
+All ranks started by mpiexec, standby ranks too, share a communicator, the rendezvous. Without
+failures nothing is communicated in the rendezvous. A rank revokes the rendezvous after noticing a
+failure, with all of its communicators, so every rank comes to `reconfigure`: the rendezvous is
+shrunk to the remaining ranks, these report their roles, and the next group is split off. Then the
+ranks agree, in a call not disturbed by failures, on the success of all of them; otherwise they
+begin anew.
 
 A finished rank waits in the rendezvous until all ranks have finished: a reconfiguration may need
-it. Then every rank exits without MPI_Finalize, which hangs if ranks are missing.
+it. Then every rank exits without MPI_Finalize, since MPI_Finalize hangs if ranks are missing.
 
 Source: Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication
 capability", IJHPCA 2013 (revoke, shrink, agree).
@@ -44,7 +45,7 @@ class Rendezvous:
     """Communicator of all ranks of the world, used for reconfigurations.
 
     Args:
-        world: all ranks that mpiexec started.
+        world: all ranks started by mpiexec.
         spares: number of standby ranks, the last ones of the world.
         watched: bounds the waits of training ranks.
 
@@ -73,7 +74,7 @@ class Rendezvous:
     def first_group(self) -> MPI.Intracomm:
         """Return the first group. A standby rank waits, and returns the group it joins. Collective.
 
-        A standby rank that is never needed exits here.
+        A standby rank exits here if never needed.
         """
         with self._watched("Communicator.world()"):
             comm = self._split(self._comm, self.group)
@@ -86,11 +87,11 @@ class Rendezvous:
         return joined
 
     def revoke(self) -> None:
-        """Interrupt all ranks, so that they call `reconfigure`. Local."""
+        """Interrupt all ranks, so every rank calls `reconfigure`. Local."""
         self._comm.Revoke()
 
     def reconfigure(self, *, allow_join: bool) -> MPI.Intracomm | None:
-        """Return the group that continues, or None if this rank has no place in it.
+        """Return the next group, or None if this rank has no place in it.
 
         Args:
             allow_join: this rank allows standby ranks to join now.
@@ -207,7 +208,7 @@ class Rendezvous:
 
 
 def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
-    """Return True if all remaining ranks are ready; the same result on all of them."""
+    """Return True if all remaining ranks are ready; the same result on all ranks."""
     try:
         return bool(comm.Agree(int(ready)))
     except MPI.Exception as error:

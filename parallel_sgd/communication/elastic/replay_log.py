@@ -1,9 +1,9 @@
-"""Record the results of collectives before training, and replay them on joining ranks.
+"""Record the results of collectives before training, and replay the results on joining ranks.
 
-Before a program makes a learner, its ranks communicate: they read data together, check agreement,
-exchange host names. A standby rank that joins runs the same program while the remaining ranks are
-training. So every rank records the results of its collectives until training begins. A joining rank
-gets the recorded results of the rank whose place it takes.
+Before a program makes a learner, its ranks communicate: the ranks read data together, check
+agreement, exchange host names. A joining standby rank runs the same program while the remaining
+ranks are training. So every rank records the results of its collectives until training begins. A
+joining rank gets the recorded results of the replaced rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WithReplayLog(Communicator):
     """Adds recording and replay to a fault-tolerant communicator.
 
     Args:
-        standby: the job started with standby ranks; without them nothing is recorded.
+        standby: the job started with standby ranks; otherwise nothing is recorded.
         joins: this rank was a standby rank.
     """
 
@@ -46,7 +46,7 @@ class WithReplayLog(Communicator):
 
     @property
     def _inner(self) -> Any:
-        """The communicator class behind this one."""
+        """The communicator class behind this class."""
         return super()
 
     def end_replay_log(self) -> None:
@@ -64,7 +64,7 @@ class WithReplayLog(Communicator):
             reconfigure_ranks(self)
 
     def _share_replay_log(self) -> None:
-        """Send the replay log to ranks that have just joined. Safe to call again if a sender fails.
+        """Send the replay log to newly joined ranks. Safe to call again if a sender fails.
 
         Called after each `reconfigure`. Collective.
         """
@@ -86,7 +86,7 @@ class WithReplayLog(Communicator):
             call: the collective.
             array: array written by the call.
         Raises:
-            UserError: the recorded call is a different one, or there is no recorded call left.
+            UserError: the recorded call has a different name, or there is no recorded call left.
         """
         if self._replay:
             return cast(Result, self._next_result(name, array))

@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 
 
 class SimulatedRendezvous:
-    """Reconfigures the threads of one world.
+    """Reconfigures the threads of a world.
 
     Args:
         size: number of training ranks.
         spares: number of standby ranks, numbered after the training ranks.
-        timeout_s: longest wait for other ranks, in seconds.
+        timeout_s: longest wait of a rank, in seconds.
     """
 
     def __init__(self, size: int, spares: int, timeout_s: float) -> None:
@@ -42,7 +42,7 @@ class SimulatedRendezvous:
     def communicator(self, rank: int) -> RecoveringThread | None:
         """Return the communicator of a starting rank. A standby rank waits until it joins.
 
-        Returns None for a standby rank that is never needed.
+        Returns None for a standby rank never needed.
         """
         if rank < self.wanted:
             return RecoveringThread(self, rank)
@@ -100,7 +100,7 @@ class SimulatedRendezvous:
 
 
 class RecoveringThread(WithReplayLog, ThreadCommunicator):
-    """One thread's view of a fault-tolerant world.
+    """A thread's view of a fault-tolerant world.
 
     Args:
         group: shared by all ranks.
@@ -149,12 +149,12 @@ def simulate_recovery(
         size: number of training ranks.
         function: run on each rank.
         spares: number of standby ranks.
-        timeout_s: longest wait for other ranks, in seconds.
+        timeout_s: longest wait of a rank, in seconds.
     Returns:
         The result of each rank, in world rank order, standby ranks last; None for failed ranks, and
         for standby ranks never needed.
     Raises:
-        BaseException: any exception of a rank other than `SimulatedFailure`.
+        BaseException: any exception of a rank, except `SimulatedFailure`.
     """
     group = SimulatedRendezvous(size, spares, timeout_s)
     results: list[Result | None] = [None] * (size + spares)

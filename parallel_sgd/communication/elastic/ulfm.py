@@ -19,8 +19,8 @@ _world: UlfmCommunicator | None = None
 def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """Return the training ranks. A standby rank returns when it joins, or exits here.
 
-    There is one such communicator in a process. Later calls return duplicates, which are not
-    fault-tolerant by themselves.
+    A process has a single fault-tolerant communicator. Later calls return duplicates, without fault
+    tolerance of their own.
     """
     global _world
     if _world is not None:

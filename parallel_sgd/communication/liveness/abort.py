@@ -1,11 +1,11 @@
-"""End the whole job, at once and with a non-zero exit code, after an error on one rank.
+"""End the whole job, at once and with a non-zero exit code, after an error on any rank.
 
-Otherwise the failed rank waits in MPI_Finalize for the other ranks, and these wait for the failed
-rank in their next collective: the job hangs, on Open MPI and on MPICH. Our own programs run inside
-`abort_on_error` (`entry_point`). A plain `mpiexec python train.py` is covered by
+Otherwise the failed rank waits in MPI_Finalize for the remaining ranks, and these wait for the
+failed rank in their next collective: the job hangs, on Open MPI and on MPICH. Our own programs run
+inside `abort_on_error` (`entry_point`). A plain `mpiexec python train.py` is covered by
 `install_excepthook`: from `import parallel_sgd` on if the launcher is known, else from
-`Communicator.world()` on. This module does not import MPI: it works before MPI is initialized,
-after it is finalized, and without MPI.
+`Communicator.world()` on. This module does not import MPI: its functions work before MPI is
+initialized, after MPI is finalized, and without MPI.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def install_excepthook() -> None:
     """Make an uncaught exception on this rank end the job, also in a script run by `python`.
 
     Prints like `abort_on_error`. The previous hook handles an exception at an interactive prompt,
-    in a process without other ranks, or in a process started by a rank. `sys.exit(3)` on one rank
-    reaches no hook: run such scripts by `parallel-sgd run` or inside `abort_on_error`.
+    in a process without further ranks, or in a process started by a rank. `sys.exit(3)` on a single
+    rank reaches no hook: run such scripts by `parallel-sgd run` or inside `abort_on_error`.
 
     Local. Calling it again changes nothing.
     """
@@ -92,8 +92,8 @@ def install_excepthook_if_launched() -> None:
     """Call `install_excepthook` if a launcher reports several ranks, else do nothing.
 
     The first process of a launcher to call this is the rank: see `rank_process`. For `import
-    parallel_sgd`, since a rank may fail before `Communicator.world()`, while the other ranks wait
-    in that call. Local. Cost: a few look-ups in the environment.
+    parallel_sgd`, since a rank may fail before `Communicator.world()`, while the remaining ranks
+    wait in that call. Local. Cost: a few look-ups in the environment.
     """
     claim()
     if is_rank() and (launched_size() or 1) > 1:
@@ -108,7 +108,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         shared: all ranks are about to call this: no rank ends the job before the last call.
 
     If MPI is initialized: MPI_Abort. Otherwise the rank's own exit is enough for Open MPI's
-    mpiexec. MPICH's mpiexec and srun would keep waiting for the other ranks, so they are asked
+    mpiexec. MPICH's mpiexec and srun would keep waiting for the remaining ranks, so both are asked
     explicitly.
 
     Local.
@@ -224,8 +224,8 @@ def _stdout_has_no_reader() -> bool:
 def _failed_rank(error: BaseException) -> str | None:
     """Return the failed rank that caused an MPI error, in words, or None if unknown.
 
-    Some MPIs report a failed rank (ULFM). With other MPIs a message fails (MPICH: "process_vm_readv
-    failed"), and the process of another rank of this host has exited.
+    Some MPIs report a failed rank (ULFM). With any other MPI a message fails (MPICH:
+    "process_vm_readv failed"), and the process of a rank of this host has exited.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
@@ -246,9 +246,10 @@ def rank_failure_errors(mpi: Any) -> set[int]:
 
 
 def print_error(text: str, *, shared: bool = False) -> None:
-    """Let the launcher print an error, once for all ranks with the same text; else print it here.
+    """Let the launcher print an error, once for all ranks with the same text; else print here.
 
     Args:
+        text: lines of the error.
         shared: all ranks raise this error by agreement.
     """
     if not report_error(text, shared=shared):
@@ -278,7 +279,7 @@ def user_location(stack: traceback.StackSummary) -> str:
 
 
 def has_other_ranks() -> bool:
-    """Return True if this process is a rank and other ranks may be waiting for it."""
+    """Return True if this process is a rank, and further ranks may be waiting for it."""
     if not is_rank():
         return False
     mpi = running_mpi()
@@ -295,7 +296,7 @@ def running_mpi() -> Any:
 
 
 def mpi_is_finalized() -> bool:
-    """Return True if MPI is finalized: no rank waits for another any more."""
+    """Return True if MPI is finalized: no rank waits for any rank now."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and hasattr(mpi, "COMM_WORLD") and bool(mpi.Is_finalized())
 
@@ -303,9 +304,9 @@ def mpi_is_finalized() -> bool:
 def _tell_hydra(code: int) -> None:
     """End a job of MPICH's mpiexec (Hydra) from a rank without initialized MPI.
 
-    Hydra treats the exit code of a rank before MPI_Init as a normal end, and lets the other ranks
-    wait in MPI_Init for ever. Hydra listens on a socket to the MPI library (PMI-1). If it ignores a
-    request there, it still reacts to a rank killed by a signal.
+    Hydra treats the exit code of a rank before MPI_Init as a normal end, and lets the remaining
+    ranks wait in MPI_Init for ever. Hydra listens on a socket to the MPI library (PMI-1). If Hydra
+    ignores a request there, Hydra still reacts to a rank killed by a signal.
     """
     descriptor = hydras_socket()
     if descriptor is None:
@@ -319,7 +320,7 @@ def _tell_hydra(code: int) -> None:
 def _tell_slurm() -> None:
     """End a step of srun from a rank without initialized MPI.
 
-    Without the option -K, srun lets the other ranks continue, which wait in MPI_Init for ever.
+    Without the option -K, srun lets the remaining ranks wait in MPI_Init for ever.
     """
     step = srun_step()
     if step is None:

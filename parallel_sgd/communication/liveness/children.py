@@ -1,6 +1,6 @@
 """Kill the processes forked by a rank, such as DataLoader workers, when the rank is killed.
 
-These processes hold the rank's standard output, so mpiexec would wait for them, and a
+These processes hold the rank's standard output, so mpiexec would wait for all of them, and a
 fault-tolerant job would never end.
 """
 

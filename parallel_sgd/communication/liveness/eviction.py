@@ -39,7 +39,7 @@ def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unrespon
 
     Args:
         heartbeat_table: `heartbeat.own.heartbeat_table` on a rank.
-        for_s: seconds; a healthy rank begins or ends a wait for other ranks in this time.
+        for_s: seconds; a healthy rank begins or ends a wait for ranks in this time.
 
     Waiting and standing-by ranks are usually victims; ranks in any other state are being waited
     for. Exited ranks are left out.
@@ -54,11 +54,11 @@ def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unrespon
 
 
 def evict_unresponsive_ranks(heartbeat_table: HeartbeatTable, for_s: float) -> list[int]:
-    """Kill the ranks of this host that other ranks wait for in vain. Return the killed ranks.
+    """Kill the unresponsive ranks of this host. Return the killed ranks.
 
     Killed are ranks stopped or holding Python's lock for more than `for_s` seconds, and ranks
-    computing as long while another rank of this host waits as long. Ranks not stopped write their
-    stacks first.
+    computing as long while a rank of this host waits as long. Ranks not stopped write their stacks
+    first.
     """
     found = unresponsive(heartbeat_table, for_s)
     states = {RankState.STOPPED, RankState.SILENT}
@@ -75,7 +75,7 @@ def evict(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
 
     Args:
         lines: heartbeats of the ranks.
-        show: this rank requests the stacks; stopped ranks cannot write them.
+        show: this rank requests the stacks; stopped ranks cannot write stacks.
     """
     now = time.monotonic()
     writing = [line for line in lines if line.state(now) is not RankState.STOPPED]
@@ -92,8 +92,8 @@ class PeriodicEviction:
     Args:
         for_s: seconds without progress, as for `unresponsive`.
 
-    After a pause of this process itself, one more check passes before any eviction: all processes
-    may have been stopped together.
+    After a pause of this process itself, no rank is evicted until the next check: all processes may
+    have been stopped together.
     """
 
     def __init__(self, for_s: float) -> None:

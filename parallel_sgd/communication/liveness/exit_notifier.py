@@ -1,7 +1,7 @@
-"""Report the exit of a rank on another host before recovery is possible.
+"""Report the exit of a rank on a remote host before recovery is possible.
 
-The launcher cannot see processes of other hosts, and MPI does not end the other ranks' wait in
-MPI_Init. So a small process beside the rank makes a file when the rank exits.
+The launcher cannot see processes of remote hosts, and MPI does not end the wait of the remaining
+ranks in MPI_Init. So a small process beside the rank makes a file when the rank exits.
 """
 
 from __future__ import annotations

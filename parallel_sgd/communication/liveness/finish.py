@@ -1,12 +1,12 @@
 """The finish protocol: end the waits for ranks whose programs have finished.
 
-A program may finish on one rank long before the other ranks, if no rank needs it any more. So each
-rank reports, as it finishes, its number of entered collectives on each communicator. A rank waiting
-in a later collective then waits for a rank that will not come. MPI alone would not end such a wait:
-the finished rank is waiting in MPI_Finalize.
+A program may finish on a rank long before the remaining ranks, if no rank needs it any more. So
+each rank reports, as it finishes, its number of entered collectives on each communicator. A rank
+waiting in a later collective then waits for a rank that will not come. MPI alone would not end such
+a wait: the finished rank is waiting in MPI_Finalize.
 
     every rank, as it finishes    -> rank 0       its collective counts
-    rank 0, periodically          -> other ranks  finished ranks, with their counts
+    rank 0, periodically          -> all running  finished ranks, with their counts
     rank 0, after the last rank   -> all ranks    all finished: continue to MPI_Finalize
 
 Cost: two messages per rank in a job with all ranks finishing at once. Everything here is local.
@@ -43,13 +43,13 @@ CollectiveCounts = Mapping[str, int]  #: number of collectives entered, by name 
 
 @dataclass(eq=False, slots=True)
 class CollectiveCounter:
-    """Counts the collectives entered by this rank on one communicator.
+    """Counts the collectives entered by this rank on a communicator.
 
     Attributes:
         name: unique name of the communicator, the same on all of its ranks.
         ranks: world ranks, in the order of the communicator.
         collective_counts: collectives entered so far.
-        made: communicators made from this one so far.
+        made: communicators derived so far.
     """
 
     name: str
@@ -62,14 +62,21 @@ class CollectiveCounter:
         self.collective_counts += 1
 
     def child(self, ranks: tuple[int, ...], group: int = 0) -> CollectiveCounter:
-        """Return the counter of a communicator made from this one, by all of its ranks together."""
+        """Return the counter of a communicator derived from this communicator.
+
+        Called on all of its ranks together.
+
+        Args:
+            ranks: world ranks of the derived communicator.
+            group: number of the group, as given to `split`.
+        """
         self.made += 1
         ranks = self.ranks if ranks == self.ranks else ranks  # share: there may be thousands
         return CollectiveCounter(f"{self.name}/{self.made}.{group}", ranks)
 
 
 class FinishProtocol:
-    """Reports this rank's finish to the other ranks, and records finished ranks.
+    """Reports this rank's finish to all ranks, and records finished ranks.
 
     Args:
         comm: communicator of all ranks, used only for these messages.
@@ -110,7 +117,7 @@ class FinishProtocol:
                 exchange(self._comm)
 
     def check_messages(self) -> None:
-        """Receive reports of finished ranks. Rank 0 also forwards them."""
+        """Receive reports of finished ranks. Rank 0 also forwards the reports."""
         with self._using:
             if self._done:
                 return
@@ -240,7 +247,7 @@ def finalize_at_exit() -> None:
 
 
 class _Finalizer:
-    """Finalizes MPI on deletion, except in a forked process, which would wait for the other ranks.
+    """Finalizes MPI on deletion, except in a forked process, which would wait for all ranks.
 
     No module is accessible by then.
     """

@@ -1,13 +1,13 @@
 """Identify the process of the rank, as opposed to its child processes.
 
-A rank may start processes: DataLoader workers, a program that draws a figure. These inherit the
+A rank may start processes: DataLoader workers, a program to draw a figure. These inherit the
 environment, exception hook, exit handlers and descriptors of the rank. Without this module a
 failing child would end the job, and would write to the launcher through a descriptor number reused
 for another file.
 
-So the first process of a launcher to import this package records in its environment that it is the
-rank. A job started inside this job inherits the record, too. Its ranks are recognized by the names
-from their launcher; Hydra gives no names, but a socket to each rank. Imports nothing of MPI. Local.
+So the first process of a launcher to import this package records its process id in its environment.
+A job started inside this job inherits the record, too. Its ranks are recognized by the names from
+their launcher; Hydra gives no names, but a socket to each rank. Imports nothing of MPI. Local.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def parent_has_world() -> bool:
 
 
 def hydras_socket() -> int | None:
-    """Return the descriptor of the socket to MPICH's mpiexec (Hydra), or None without one.
+    """Return the descriptor of the socket to MPICH's mpiexec (Hydra), or None without a socket.
 
-    None also if Hydra started another process, or a parent closed the descriptor. Its number may
+    None also if Hydra started a parent process, or a parent closed the descriptor. Its number may
     then belong to any file.
     """
     number = os.environ.get("PMI_FD", "")

@@ -1,7 +1,7 @@
-"""Ranks report their status to `parallel-sgd run`, so that a failed rank can be named.
+"""Report the status of each rank to `parallel-sgd run`, to name a failed rank.
 
 The launcher makes a folder and names it in the environment. A rank on the launcher's host opens a
-pipe in this folder and writes its status to the pipe; a rank on another host writes small files. A
+pipe in this folder and writes its status to the pipe; a rank on a remote host writes small files. A
 rank without a final status was killed, or ended outside this package's control. Without a launcher
 nothing happens. Local.
 """
@@ -116,7 +116,7 @@ def report_end(why: str) -> None:
 def limit_finalize_time() -> None:
     """End this process by SIGALRM if it does not exit in time.
 
-    As Python exits, its threads end, so no watchdog bounds MPI_Finalize, which waits for all ranks.
+    As Python exits, its threads end, so no watchdog bounds MPI_Finalize, a wait for all ranks.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -134,7 +134,7 @@ def report_training() -> None:
 
 
 def report_preemption_request() -> None:
-    """Report that this rank was asked to stop, in case it ends before it can."""
+    """Report that this rank was asked to stop, before it may end."""
     _report(PREEMPTION_REQUESTED)
 
 
@@ -144,7 +144,7 @@ def report_checkpoint(path: Path) -> None:
 
 
 def report_all_finished() -> None:
-    """Report that this rank has seen all ranks finish."""
+    """Report the finish of all ranks, as seen by this rank."""
     _report(ALL_FINISHED)
 
 
@@ -160,15 +160,15 @@ def report_session(number: int, what: str) -> None:
 
 
 def report_error(text: str, *, shared: bool = False) -> bool:
-    """Hand an error to the launcher, which prints the errors of several ranks once. Local.
+    """Hand an error to the launcher, for a single printout of equal errors. Local.
 
     Args:
         text: lines of the error.
         shared: all ranks raise this error by agreement.
 
     Returns:
-        True if the launcher has it. Otherwise this rank must print it: no launcher on this host
-        prints errors, the program has replaced standard error, or the text is too long.
+        True if the launcher has the error. Otherwise this rank must print it: no launcher on this
+        host prints errors, the program has replaced standard error, or the text is too long.
 
     Does not wait.
     """
@@ -188,11 +188,11 @@ def status_file(suffix: str, *, of_rank: bool = True) -> Path | None:
 
 
 def _report(what: str, text: str = "") -> None:
-    """Write a status to the pipe, which needs no disk space; else to a file."""
+    """Write a status to the pipe (without disk space), or else to a file."""
     if _rank_process != os.getpid() or _write(what, text):
         return
     place = status_file(what)
-    if place is None:  # the launcher has removed its folder
+    if place is None:  # no launcher, or no folder any more
         return
     try:
         place.write_bytes(os.fsencode(text))

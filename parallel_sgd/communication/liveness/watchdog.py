@@ -326,7 +326,7 @@ def _longest() -> tuple[str, float] | None:
 def standing_by(what: str) -> Iterator[None]:
     """Context manager for time without work until other ranks need this rank. For the main thread.
 
-    However long this takes, no rank counts as waiting for this rank in vain.
+    A rank standing by is never evicted, however long this takes.
 
     Args:
         what: awaited work, for messages.

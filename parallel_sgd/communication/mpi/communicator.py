@@ -86,11 +86,11 @@ class MpiCommunicator(Communicator):
         comm: an mpi4py intracommunicator for exclusive use, so that messages cannot mix.
         watched: bounds every wait in a collective.
         counter: counts the collectives.
-        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage them through pinned host
+        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage arrays through pinned host
             memory.
 
     Attributes:
-        most_values: most values in one MPI call; some MPIs count only to 2^31.
+        most_values: most values in an MPI call; some MPIs count only to 2^31.
     """
 
     most_values: ClassVar[int] = MOST_VALUES
@@ -107,7 +107,7 @@ class MpiCommunicator(Communicator):
         self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
         self._counter = watched.register(counter)
         self._wait = watched("", self._counter)  # reused: collectives never overlap
-        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: communicators made from this one
+        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: all made from the same communicator
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         begin = sum(counts[: self.rank])
@@ -204,7 +204,7 @@ class MpiCommunicator(Communicator):
     def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
         """Return `made` once all ranks have it, if fault-tolerant.
 
-        Open MPI crashes if a rank revokes a communicator while another rank is still making it.
+        Open MPI crashes if a rank revokes a communicator still being made by any rank.
         """
         if self._watched.fault_tolerant:
             self._comm.Barrier()
@@ -228,7 +228,7 @@ class MpiCommunicator(Communicator):
         return FailureChecked(self._comm, wait) if self._watched.fault_tolerant else wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
-        """Wrap a communicator of all or some of these ranks, with this one's settings."""
+        """Wrap a communicator of all or some of these ranks, with the same settings."""
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
         counter = self._counter.child(tuple(self.world_ranks[place] for place in places), group)
         made = MpiCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)

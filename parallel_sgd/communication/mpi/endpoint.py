@@ -188,10 +188,10 @@ def _has_ended(request: MPI.Request) -> bool:
 
 
 class MpiTransfer:
-    """Pending MPI requests of one message, each with its array.
+    """Pending MPI requests of a message, each with its array.
 
     Args:
-        peer: the rank at the other end.
+        peer: the remote rank.
         requests, arrays: the requests, each with its array.
         translate: returns the exception to raise for an MPI error.
         received: the arrays must be filled completely.

@@ -19,18 +19,18 @@ from .staging import Direct, Event, Staged, Staging, is_done
 
 
 class MpiMessages(Messages):
-    """Messages of NumPy arrays, or of the arrays of one GPU.
+    """Messages of NumPy arrays, or of the arrays of a GPU.
 
     Args:
-        comm: communicator; its other messages must have different tags.
+        comm: communicator; its remaining messages must have different tags.
         watched: bounds every wait.
         counter: counts collective operations made of messages, together with the collectives of
             `comm`.
-        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage them through pinned host
-            memory, while the GPU computes and other messages travel.
+        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage arrays through pinned host
+            memory, while the GPU computes and messages travel.
 
     Attributes:
-        most_values: most values in one message.
+        most_values: most values in a message.
     """
 
     most_values: ClassVar[int] = MOST_VALUES

@@ -1,1 +1,1 @@
-"""Ranks as threads of one process, for tests and simulation."""
+"""Ranks as threads of a process, for tests and simulation."""

@@ -1,4 +1,4 @@
-"""A world of threads in one process, with the same collectives, for tests and simulation."""
+"""A world of threads in a process, with the same collectives, for tests and simulation."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SimulatedFailure(BaseException):
 
 
 class ThreadWorld:
-    """State shared by the ranks of one process: each rank's argument, and their meetings.
+    """State shared by the ranks of a process: each rank's argument, and their meetings.
 
     Args:
         size: number of ranks.
-        timeout_s: longest wait for other ranks, in seconds.
+        timeout_s: longest wait of a rank, in seconds.
         parent: the enclosing world of a subworld, with the world ranks of this subworld.
         world_ranks: numbers of the ranks in error texts, if not 0, 1, 2, …
     """
@@ -74,7 +74,7 @@ class ThreadWorld:
         return ThreadCommunicator(self, rank)
 
     def subworld(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
-        """Return the world of some of these ranks, the same object for all of them.
+        """Return the world of some of these ranks, the same object for all members.
 
         Args:
             number: count of earlier calls of `duplicate` and `split` on each rank.
@@ -98,7 +98,7 @@ class ThreadWorld:
         Args:
             rank: this rank.
             name: name of the collective, for errors.
-            problem: this rank's problem, about to be shared; printed if the other ranks are late.
+            problem: this rank's problem, about to be shared; printed if any rank is late.
         Raises:
             RankFailed: a rank has ended with an error.
             RanksLost: a rank has failed.
@@ -192,12 +192,12 @@ class ThreadWorld:
 
 
 class ThreadCommunicator(Communicator):
-    """One thread's view of a `ThreadWorld`."""
+    """A thread's view of a `ThreadWorld`."""
 
     def __init__(
         self, world: ThreadWorld, rank: int, forget: Callable[[], None] = lambda: None
     ) -> None:
-        """Make the communicator of one rank.
+        """Make the communicator of a rank.
 
         Args:
             world: state shared by all ranks.

@@ -1,4 +1,4 @@
-"""Requests and replies between ranks as threads of one process."""
+"""Requests and replies between ranks as threads of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[int, int, int]  #: sender, receiver, tag
 
 
 class Mailbox:
-    """Messages sent but not yet received between the ranks of one process, by `Key`.
+    """Messages sent but not yet received between the ranks of a process, by `Key`.
 
     Args:
         ranks: world ranks, by rank.
@@ -79,7 +79,7 @@ class Mailbox:
 
 
 class MailboxWaits:
-    """Bounded waits of one thread for messages, at most `timeout_s` each."""
+    """Bounded waits of a thread for messages, at most `timeout_s` each."""
 
     def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
         self._mailbox, self.rank, self.timeout_s = mailbox, rank, timeout_s
@@ -93,7 +93,7 @@ class MailboxWaits:
 
     @contextmanager
     def _waiting(self, name: str) -> Iterator[None]:
-        """Context manager in which `_check_timeout` checks the time."""
+        """Context manager: inside, `_check_timeout` checks the time."""
         self._waits_since, self._finished_since = (name, time.monotonic()), None
         try:
             yield

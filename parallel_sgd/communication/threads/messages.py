@@ -1,4 +1,4 @@
-"""Array messages between ranks as threads of one process."""
+"""Array messages between ranks as threads of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST_TAG = 100  #: above the tags of endpoints
 
 
 class ThreadMessages(MailboxWaits, Messages):
-    """Messages of one thread. Sent arrays are copied, so a send completes at once."""
+    """Messages of a thread. Sent arrays are copied, so a send completes at once."""
 
     def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
         super().__init__(mailbox, rank, timeout_s)
