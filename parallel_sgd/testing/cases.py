@@ -184,11 +184,11 @@ def step(learner: Learner, parts: Sequence[Array], *, announced: bool = True) ->
         parts: the samples [m, 2, n] of each rank.
         announced: announce the counts to the learner first, as a source does.
     """
-    own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
+    local = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
     if announced:
-        learner.announce(len(own), sum(len(part) for part in parts))
-    put_gradient(learner, own)
-    return learner.step(samples=len(own))
+        learner.announce(len(local), sum(len(part) for part in parts))
+    put_gradient(learner, local)
+    return learner.step(samples=len(local))
 
 
 def trained(learner: Learner, data: Data, *, announced: bool = True, first: int = 0) -> Run:
@@ -216,9 +216,9 @@ def difference(what: str, actual: Array, expected: Array, rounding: float = 0.0)
     bound = rounding * max(1.0, float(np.abs(expected).max()))
     if rounding and gaps[worst] <= bound:
         return None
-    many = int((~(gaps <= bound)).sum()) if rounding else int((actual != expected).sum())
+    count = int((~(gaps <= bound)).sum()) if rounding else int((actual != expected).sum())
     return (
-        f"{what}: {many} of {actual.size} values differ, value {worst} by {gaps[worst]:.3g}: "
+        f"{what}: {count} of {actual.size} values differ, value {worst} by {gaps[worst]:.3g}: "
         f"{actual[worst]:.9g}, not {expected[worst]:.9g}"
     )
 
@@ -237,15 +237,15 @@ def first_difference(actual: Run, expected: Run, first: int = 0) -> str | None:
     Args:
         first: the first step of `actual` within `expected`.
     """
-    for t, (one, other) in enumerate(
+    for t, (vector, reference) in enumerate(
         zip(actual.models, expected.models[first:], strict=True), first
     ):
-        if problem := difference(f"step {t}, the model", one, other):
+        if problem := difference(f"step {t}, the model", vector, reference):
             return problem
-    for t, (one, other) in enumerate(
+    for t, (vector, reference) in enumerate(
         zip(actual.shared, expected.shared[first:], strict=True), first
     ):
-        if problem := difference(f"step {t}, the shared model", one, other):
+        if problem := difference(f"step {t}, the shared model", vector, reference):
             return problem
     for name in ("totals", "clocks"):
         numbers, right = getattr(actual, name), getattr(expected, name)[first:]

@@ -49,11 +49,11 @@ def agreement(case: Case) -> str | None:
     learner = case.learner()
     run = trained(learner, case.data())
     learner.finish()
-    again = difference("the model after finishing twice", learner.parameters.flat, run.final)
+    second = difference("the model after finishing twice", learner.parameters.flat, run.final)
     names = [f"step {t}, the shared model" for t in range(len(run.shared))]
     names.append("after finish, the model")
     between = differs_between_ranks(case.comm, names, [*run.shared, run.final])
-    return between or miscounted(run, case.data()) or again
+    return between or miscounted(run, case.data()) or second
 
 
 @check()
@@ -73,10 +73,10 @@ def dry_ranks(case: Case) -> str | None:
         problem = problem or miscounted(run, data)
         if case.comm.allgather_object(problem).count(None) < size:
             return problem
-    return _own_data(case) if case.algorithm.distributed_after == 0 else None
+    return _separate_data(case) if case.algorithm.distributed_after == 0 else None
 
 
-def _own_data(case: Case) -> str | None:
+def _separate_data(case: Case) -> str | None:
     """Check the same with separate data on every rank, if a warm start does not exclude it."""
     size, epochs = case.comm.size, 2
     lengths = [LENGTHS[k % len(LENGTHS)] for k in range(size)]
@@ -101,15 +101,15 @@ def _own_data(case: Case) -> str | None:
 def nothing(case: Case) -> str | None:
     """A minibatch without samples on any rank changes nothing."""
     run, data, learner = case.run(), case.data(), case.learner()
-    between, answers = Run(), []
-    nobody: list[Array] = [part[:0] for part in data[0]]
+    between, totals = Run(), []
+    no_samples: list[Array] = [part[:0] for part in data[0]]
     for t, parts in enumerate(data):
-        answers.append(step(learner, nobody, announced=t % 2 == 0))
+        totals.append(step(learner, no_samples, announced=t % 2 == 0))
         between.record(learner, step(learner, parts))
-    answers.append(step(learner, nobody, announced=False))
+    totals.append(step(learner, no_samples, announced=False))
     between.finish(learner)
-    if any(answers):
-        return f"step returned {answers} for minibatches without samples"
+    if any(totals):
+        return f"step returned {totals} for minibatches without samples"
     return first_difference(between, run)
 
 
@@ -117,8 +117,8 @@ def nothing(case: Case) -> str | None:
 def repeatable(case: Case) -> str | None:
     """The same run gives the same bits again."""
     run = case.run()
-    again = trained(case.learner(replace(case.algorithm)), case.data())
-    return first_difference(again, run)
+    second = trained(case.learner(replace(case.algorithm)), case.data())
+    return first_difference(second, run)
 
 
 @check()
@@ -164,18 +164,18 @@ def observed(case: Case) -> str | None:
 def resume(case: Case) -> str | None:
     """A run stopped before any step and resumed has the bits of an uninterrupted run."""
     data = case.data(STOPS)
-    whole = trained(case.learner(), data)
-    stopped, kept = case.learner(), []
+    uninterrupted = trained(case.learner(), data)
+    stopped, saved_states = case.learner(), []
     for parts in data:
-        kept.append(_saved(stopped))
+        saved_states.append(_saved(stopped))
         step(stopped, parts)
-    kept.append(_saved(stopped))
+    saved_states.append(_saved(stopped))
     problems = []
-    for first, saved in enumerate(kept):
+    for first, saved in enumerate(saved_states):
         learner = case.learner()
         learner.parameters.flat[...] = np.nan
         restore(learner, unflatten(json.loads(saved[0]), saved[1]))
-        problem = first_difference(trained(learner, data, first=first), whole, first)
+        problem = first_difference(trained(learner, data, first=first), uninterrupted, first)
         problems.append(problem and f"stopped before step {first}: {problem}")
     return first_of(problems)
 

@@ -27,8 +27,8 @@ def options(case: Case) -> str | None:
     algorithm, and its options become options of the command line."""
     algorithm = case.algorithm
     kind = type(algorithm)
-    own = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
-    if not own or not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+    decorated = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
+    if not decorated or not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
         return f"{kind.__name__} must be a frozen dataclass: @parallel_sgd.options.options"
     for option in fields(algorithm):
         if not option.kw_only:
@@ -43,11 +43,11 @@ def options(case: Case) -> str | None:
     if " at 0x" in text:
         return f"ranks compare algorithms by their repr, but it names an address: {text}"
     try:
-        again = eval(text, {type(part).__name__: type(part) for part in _dataclasses(algorithm)})
-        same = again == algorithm and hash(again) == hash(algorithm)
+        made = eval(text, {type(part).__name__: type(part) for part in _dataclasses(algorithm)})
+        same = made == algorithm and hash(made) == hash(algorithm)
     except Exception as error:
         return f"what its repr says must make an equal one: {text} raises {error!r}"
-    return None if same else f"what its repr says must make an equal one: {text} makes {again!r}"
+    return None if same else f"what its repr says must make an equal one: {text} makes {made!r}"
 
 
 @check()

@@ -40,13 +40,13 @@ def errors(case: Case) -> str | None:
             (at, False, announced, meets)
             for announced, meets in ((True, False), (True, True), (False, False))
         ]
-    whole = case.run()
+    reference = case.run()
     problems = []
     for at, fails, announced, meets in whens:
         failed = _failed_run(case, at, fails=fails, announced=announced, meets=meets)
         name = "fail()" if fails else "a gradient that is not finite"
         problem = _error_problem(case, failed.text, "label 12" if fails else "")
-        problem = problem or _model_problem(case, failed, whole, fails=fails)
+        problem = problem or _model_problem(case, failed, reference, fails=fails)
         problems.append(problem and f"{name} in step {at}: {problem}")
     return first_of(problems)
 
@@ -122,7 +122,7 @@ def _error_problem(case: Case, text: str | None, reason: str) -> str | None:
     return None
 
 
-def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) -> str | None:
+def _model_problem(case: Case, failed: FailedRun, reference: Run, *, fails: bool) -> str | None:
     """Describe a problem of the models after an error, or return None. Collective.
 
     Args:
@@ -138,7 +138,9 @@ def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) ->
         return f"{what} is not finite"
     if between:
         return between
-    if failed.step is not None and not _among(shared, [failed.shared, whole.shared[failed.step]]):
+    if failed.step is not None and not _among(
+        shared, [failed.shared, reference.shared[failed.step]]
+    ):
         return difference(f"{what} beside that before", shared, failed.shared)
     if _is_culprit(case) and not fails:
         return None
@@ -147,7 +149,7 @@ def _model_problem(case: Case, failed: FailedRun, whole: Run, *, fails: bool) ->
     if _among(x, [failed.model, shared]):
         return None
     if failed.step is not None and _among(
-        x, [whole.models[failed.step], _stepped(case, failed, failed.step)]
+        x, [reference.models[failed.step], _stepped(case, failed, failed.step)]
     ):
         return None
     return difference(
@@ -163,11 +165,11 @@ def _stepped(case: Case, failed: FailedRun, t: int) -> Array:
     alone = case.learner(comm=Communicator.single())
     assert failed.rule is not None
     parts = case.data()[t]
-    own = parts[case.comm.rank] if failed.learner.distributed else np.concatenate(parts)
+    local = parts[case.comm.rank] if failed.learner.distributed else np.concatenate(parts)
     alone.parameters.flat[...] = failed.model
     alone.local_step.state = copy.deepcopy(failed.rule)
-    put_gradient(alone, own)
-    alone.local_step(alone.gradient.flat, len(own))
+    put_gradient(alone, local)
+    alone.local_step(alone.gradient.flat, len(local))
     stepped: Array = alone.parameters.flat
     return stepped
 

@@ -89,8 +89,8 @@ def _influence_problem(
     run = trained(case.learner(algorithm, dtype=dtype), case.data())
     problems = []
     for k in range(case.comm.size):
-        other = trained(case.learner(algorithm, dtype=dtype), shifted(case.data(), [k]))
-        idle = np.flatnonzero(np.abs(other.final - run.final) <= ROUNDING[dtype])
+        changed = trained(case.learner(algorithm, dtype=dtype), shifted(case.data(), [k]))
+        idle = np.flatnonzero(np.abs(changed.final - run.final) <= ROUNDING[dtype])
         if len(idle) > (1 - least) * run.final.size:
             problems.append(
                 f"other data on rank {k} leave {len(idle)} of {run.final.size} values of this "
@@ -113,14 +113,14 @@ def weights(case: Case) -> str | None:
     data = data_of((tuple(uneven),) * STEPS, one_stiffness=True)
     rule = SGD(lr=0.1)
     run = case.exact_run(even, optimizer=rule)
-    whole = case.exact_run(shifted(even, range(size)), optimizer=rule).final - run.final
+    full_shift = case.exact_run(shifted(even, range(size)), optimizer=rule).final - run.final
     run = case.exact_run(data, optimizer=rule)
     problems = []
     for k in range(1, size):
         moved = case.exact_run(shifted(data, [k]), optimizer=rule).final - run.final
         share = uneven[k] / sum(uneven)
         what = f"the final model's answer to rank {k}, with {uneven[k]} of {sum(uneven)} samples"
-        problems.append(difference(what, moved, share * whole, case.rounding))
+        problems.append(difference(what, moved, share * full_shift, case.rounding))
     return first_of(problems)
 
 

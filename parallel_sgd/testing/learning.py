@@ -87,13 +87,13 @@ def owed(case: Case) -> str | None:
     of the model is then linear in the gradients. It equals the displacement in full precision,
     except for a multiple of the rest declared by the states.
     """
-    one, other = _gradients(case, 1), _gradients(case, 2)
-    both = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
+    gradients = _gradients(case, 1), _gradients(case, 2)
+    both = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(*gradients, strict=True)]
     exact, pauses = _displacement(case, case.exact, both, None)
     first, second, whole = (
-        _displacement(case, case.algorithm, g, pauses)[0] for g in (one, other, both)
+        _displacement(case, case.algorithm, g, pauses)[0] for g in (*gradients, both)
     )
-    rounding = ROUNDING["float32"] * (1 + float(np.abs(exact.gone).max()))
+    rounding = ROUNDING["float32"] * (1 + float(np.abs(exact.applied).max()))
     apart = whole.minus(first).minus(second)
     beside = whole.minus(exact)
     return first_of(
@@ -109,16 +109,16 @@ class Displacement:
     """The displacement of the shared model.
 
     Attributes:
-        gone: the displacement, [n].
-        to_come: the rest declared by the ranks' states, [2, n]; the second row has the stripes of a
+        applied: the displacement, [n].
+        pending: the rest declared by the ranks' states, [2, n]; the second row has the stripes of a
             dictionary in reverse order.
     """
 
-    gone: Array
-    to_come: Array
+    applied: Array
+    pending: Array
 
     def minus(self, other: Displacement) -> Displacement:
-        return Displacement(self.gone - other.gone, self.to_come - other.to_come)
+        return Displacement(self.applied - other.applied, self.pending - other.pending)
 
     def problem(self, what: str, rounding: float) -> str | None:
         """Describe a difference between displacements beyond the declared rest, or return None.
@@ -126,10 +126,10 @@ class Displacement:
         Args:
             rounding: of the displacements.
         """
-        size = float(np.abs(self.gone).max())
+        size = float(np.abs(self.applied).max())
         if size <= rounding:
             return None
-        rests = [float(np.abs(_rest(self.gone, to_come)).max()) for to_come in self.to_come]
+        rests = [float(np.abs(_rest(self.applied, pending)).max()) for pending in self.pending]
         if min(rests) <= rounding + EXPLAINED * size:
             return None
         return (
@@ -139,10 +139,10 @@ class Displacement:
         )
 
 
-def _rest(gone: Array, to_come: Array) -> Array:
+def _rest(applied: Array, pending: Array) -> Array:
     """Return the part of a displacement that is not a multiple of the rest still to be applied."""
-    rate = float(gone @ to_come) / max(float(to_come @ to_come), 1e-30)
-    rest: Array = gone - max(rate, 0.0) * to_come
+    rate = float(applied @ pending) / max(float(pending @ pending), 1e-30)
+    rest: Array = applied - max(rate, 0.0) * pending
     return rest
 
 
@@ -172,7 +172,7 @@ def _displacement(
         learner.gradient.flat[...] = gradient
         learner.step(samples=samples)
 
-    def gone() -> Array:
+    def applied() -> Array:
         displacement: Array = learner.runner.common_model().astype(float) - start
         return displacement
 
@@ -180,20 +180,20 @@ def _displacement(
         step(row[case.comm.rank] if learner.distributed else np.sum(row, axis=0))
     paused = 0
     while paused < (MOST_PAUSES if pauses is None else pauses):
-        before = gone()
+        before = applied()
         for _ in range(PAUSE):
             step(0.0)
-        moved = max(case.comm.allgather_object(float(np.abs(gone() - before).max())))
+        moved = max(case.comm.allgather_object(float(np.abs(applied() - before).max())))
         if pauses is None and moved <= STILL:
             break
         paused += 1
-    displacement = Displacement(gone(), _declared(learner))
+    displacement = Displacement(applied(), _declared(learner))
     learner.finish()
     return displacement, paused
 
 
 def _declared(learner: Learner) -> Array:
-    """Return the sums declared by all ranks' states: see `Displacement.to_come`. Collective."""
+    """Return the sums declared by all ranks' states: see `Displacement.pending`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
     learner.wait()
     for name, rule, value in leaves(learner.state, "algorithm"):
@@ -201,9 +201,9 @@ def _declared(learner: Learner) -> Array:
             sums += value
         elif rule == "stripe" and isinstance(value, np.ndarray):
             stripes[name] = value
-    every = learner.comm.allgather_object((sums, stripes))
-    total: Array = np.sum([remote for remote, _ in every], axis=0)
-    buckets = [np.concatenate([remote[name] for _, remote in every]) for name in stripes]
+    gathered = learner.comm.allgather_object((sums, stripes))
+    total: Array = np.sum([remote for remote, _ in gathered], axis=0)
+    buckets = [np.concatenate([remote[name] for _, remote in gathered]) for name in stripes]
     if sum(map(len, buckets)) != VALUES:
         buckets = [np.zeros(VALUES)]
     ordered: Array = np.stack([np.concatenate(buckets), np.concatenate(buckets[::-1])])

@@ -149,8 +149,8 @@ def _resumed(case: Case, saved: Sequence[Saved]) -> Learner:
 
 def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
     """Describe state lost in resharding, or return None. Collective."""
-    own = learner.parameters.flat, weight_of(learner.state)
-    models, weights = zip(*learner.comm.allgather_object(own), strict=True)
+    local = learner.parameters.flat, weight_of(learner.state)
+    models, weights = zip(*learner.comm.allgather_object(local), strict=True)
     before = _mean([one.arrays["parameters"] for one in saved], [one.weight for one in saved])
     rounding = ROUNDING["float32"]
     if learner.samples != saved[0].samples:
@@ -177,16 +177,18 @@ def _shared_model(learner: Learner) -> Array:
 def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
     """Describe state declared the same, but different from rank 0's, or return None. Collective."""
     learner.wait()
-    own = _declared_same(learner.local_step.state, "optimizer")
-    own |= _declared_same(learner.state, "algorithm")
-    first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]
-    for name in first | own:
+    local = _declared_same(learner.local_step.state, "optimizer")
+    local |= _declared_same(learner.state, "algorithm")
+    first = learner.comm.allgather_object(local if learner.comm.rank == 0 else None)[0]
+    for name in first | local:
         what = f'{when}, {name}, which is across("same"),'
-        own_value, first_value = own.get(name), first.get(name)
-        if isinstance(own_value, np.ndarray) and isinstance(first_value, np.ndarray):
-            problem = difference(f"{what} beside rank 0's", own_value.ravel(), first_value.ravel())
-        elif _shown(own_value) != _shown(first_value):
-            problem = f"{what} is {_shown(own_value)}, but {_shown(first_value)} on rank 0"
+        local_value, first_value = local.get(name), first.get(name)
+        if isinstance(local_value, np.ndarray) and isinstance(first_value, np.ndarray):
+            problem = difference(
+                f"{what} beside rank 0's", local_value.ravel(), first_value.ravel()
+            )
+        elif _shown(local_value) != _shown(first_value):
+            problem = f"{what} is {_shown(local_value)}, but {_shown(first_value)} on rank 0"
         else:
             continue
         if problem:

@@ -140,7 +140,7 @@ def check_algorithm(
         )
 
     outcomes, failures = {}, list[str]()
-    alike: dict[str, list[str]] = {}  # names of checks, by problem
+    names_by_problem: dict[str, list[str]] = {}  # names of checks, by problem
     cause: BaseException | None = None
     for name in names:
         check = CHECKS[name]
@@ -151,8 +151,8 @@ def check_algorithm(
         if first and name not in excused:
             text, error, size = first
             cause = cause or error
-            alike.setdefault(text, []).append(name)
-            if alike[text] == [name]:
+            names_by_problem.setdefault(text, []).append(name)
+            if names_by_problem[text] == [name]:
                 where = f"{name}, on {_worlds([size])}"
                 failures.append(f"{where}: {text}\n  must hold: {check.identity}")
         if sizes and not first and name in excused:
@@ -160,8 +160,10 @@ def check_algorithm(
                 f"{name} passes on {_worlds(sizes)}, so it needs no exception ({excused[name]})"
             )
         outcomes[name] = _outcome(check, sizes, excused.get(name))
-    failures += [f"{', '.join(same[1:])}: as {same[0]}" for same in alike.values() if same[1:]]
-    hint = [EXCUSES] if alike else []
+    failures += [
+        f"{', '.join(same[1:])}: as {same[0]}" for same in names_by_problem.values() if same[1:]
+    ]
+    hint = [EXCUSES] if names_by_problem else []
     if failures:
         raise AssertionError("\n".join([*failures, f"  {algorithm}", *hint])) from cause
     return outcomes

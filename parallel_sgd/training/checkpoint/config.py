@@ -103,6 +103,6 @@ class SharedClock:
         if passed >= self._seconds:
             self._restart()
             return True
-        left = (self._seconds - passed) * self._steps / max(passed, 1e-9)
-        self._ask_at = self._steps + max(1, int(min(left / 2, 1e9)))
+        remaining = (self._seconds - passed) * self._steps / max(passed, 1e-9)
+        self._ask_at = self._steps + max(1, int(min(remaining / 2, 1e9)))
         return False

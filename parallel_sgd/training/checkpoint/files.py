@@ -92,10 +92,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if path.name.endswith(".part"):
         raise Damaged(f"checkpoint {str(path)!r} is a partial write: it was never finished")
     try:
-        there = (path / MANIFEST).exists()
+        exists = (path / MANIFEST).exists()
     except OSError as error:  # no permission to search the folder
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
-    if not there:
+    if not exists:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}")
     with _errors_as_damage(path, MANIFEST):
         data = content_of(MANIFEST, path / MANIFEST)
@@ -271,8 +271,8 @@ def remove(path: Path) -> None:
 
 def set_aside_after(path: Path) -> None:
     """Rename all checkpoints newer than this one (``.aside``), of training now abandoned."""
-    own = sort_key(path.name)
-    for later in [saved for saved in checkpoints_in(path.parent) if sort_key(saved.name) > own]:
+    key = sort_key(path.name)
+    for later in [saved for saved in checkpoints_in(path.parent) if sort_key(saved.name) > key]:
         number = 0
         while os.path.lexists(aside := later.with_name(f"{later.name}.aside{number or ''}")):
             number += 1

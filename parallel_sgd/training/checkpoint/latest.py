@@ -32,9 +32,9 @@ def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
 
     Cost: after a restart, one read of the files of all ranks.
     """
-    own, given = _newest_of_this_job(Path(config.folder)), config.to_resume
-    if own is not None or given is None or not restarts() or not given.is_dir():
-        return own or given
+    of_this_job, given = _newest_of_this_job(Path(config.folder)), config.to_resume
+    if of_this_job is not None or given is None or not restarts() or not given.is_dir():
+        return of_this_job or given
     if NAME.fullmatch(given.name):  # one checkpoint
         return given
     whole = newest_whole(folder_of(given))  # of any job: this job has no whole one
@@ -102,12 +102,12 @@ def _newest_of_this_job(folder: Path) -> Path | None:
     if not number:
         return None
     path = newest_whole(folder, lambda job: job == job_name())
-    goes_on = (
+    action = (
         f"begins as the job has begun: it has no whole checkpoint in {str(folder)!r}"
         if path is None
         else f"goes on from checkpoint {str(path)!r}"
     )
-    print_labelled(f"parallel-sgd: restart {number} {goes_on}")
+    print_labelled(f"parallel-sgd: restart {number} {action}")
     return path
 
 

@@ -161,12 +161,12 @@ def _extras(
 
     Collective.
     """
-    own = documents[0] if len(set(documents)) == 1 else "null"
+    local = documents[0] if len(set(documents)) == 1 else "null"
     if ranks == comm.size:
-        documents = comm.allgather_object(own)
+        documents = comm.allgather_object(local)
     try:
-        others = [from_json(json.loads(text), host=True) for text in documents]
-        return from_json(json.loads(own)), others
+        gathered = [from_json(json.loads(text), host=True) for text in documents]
+        return from_json(json.loads(local)), gathered
     except UserError as error:
         raise Damaged(f"checkpoint {str(path)!r}: its extra {error}") from None
 
@@ -257,12 +257,12 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
         if list(_items(manifest[what])) != list(_items(wanted[what])):
             return f"{start} model: {_first_difference(manifest[what], wanted[what])}"
     for what in ("algorithm", "optimizer"):
-        saved, own = manifest[what], wanted[what]
-        if saved["name"] != own["name"]:
-            return f"{start} {what}: {saved['name']}, not {own['name']}"
+        saved, local = manifest[what], wanted[what]
+        if saved["name"] != local["name"]:
+            return f"{start} {what}: {saved['name']}, not {local['name']}"
         free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
-        for name in dict.fromkeys([*saved["options"], *own["options"]]):
-            values = [chosen["options"].get(name, "nothing") for chosen in (saved, own)]
+        for name in dict.fromkeys([*saved["options"], *local["options"]]):
+            values = [chosen["options"].get(name, "nothing") for chosen in (saved, local)]
             if name == "gradient_bits" and {"nothing", "32", "'auto'"}.isdisjoint(values):
                 continue
             if name not in free and values[0] != values[1]:
@@ -279,12 +279,12 @@ def _items(value: Any) -> Any:
     return value.items() if isinstance(value, dict) else [value]
 
 
-def _first_difference(saved: Any, own: Any) -> str:
+def _first_difference(saved: Any, local: Any) -> str:
     if not isinstance(saved, dict):
-        return f"its parameters were {saved}, and are {own}"
-    for name in [*saved, *own]:
-        if saved.get(name) != own.get(name):
-            shapes = [layout.get(name, "missing") for layout in (saved, own)]
+        return f"its parameters were {saved}, and are {local}"
+    for name in [*saved, *local]:
+        if saved.get(name) != local.get(name):
+            shapes = [layout.get(name, "missing") for layout in (saved, local)]
             return f"its parameter {name} was {shapes[0]}, and is {shapes[1]}"
     return "its parameters were in another order"
 

@@ -290,11 +290,11 @@ class Checkpoints:
         path = None
         if comm.rank == 0 and problem is None:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
-        begun = comm.allgather_object((path, problem, paths_of(self.folder)))
-        path = cast(Path, begun[0][0])
+        gathered_begin = comm.allgather_object((path, problem, paths_of(self.folder)))
+        path = cast(Path, gathered_begin[0][0])
         part = path and files.part_of(path)
-        problem = problem or folder_difference([places for *_, places in begun], comm)
-        if problem or any(problem for _, problem, _ in begun):
+        problem = problem or folder_difference([places for *_, places in gathered_begin], comm)
+        if problem or any(problem for _, problem, _ in gathered_begin):
             if comm.rank == 0 and part:
                 shutil.rmtree(part, ignore_errors=True)
             comm.raise_together(problem)
@@ -332,7 +332,7 @@ class Checkpoints:
         automatically. Checkpoints with the same samples are replaced by the new one, unless their
         metric is better.
         """
-        whole, own, job = {}, set(), job_name()
+        whole, of_this_job, job = {}, set(), job_name()
         for saved in files.checkpoints_in(self.folder):
             try:
                 manifest = files.read_manifest(saved)
@@ -340,14 +340,16 @@ class Checkpoints:
                 continue
             whole[saved] = manifest["metric"]
             if manifest.get("job") == job:
-                own.add(saved)
+                of_this_job.add(saved)
         samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
-        again = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
-        replaced = {saved for saved in again if not _is_better(whole[saved], whole[path])}
-        left, kept = [saved for saved in whole if saved not in replaced], {path}
-        for some in (left, [saved for saved in left if saved in own]):
-            rated = [saved for saved in some if whole[saved] is not None]
-            kept |= {*some[-self.keep :]}
+        same_samples = {
+            saved for saved in whole if samples[saved] == samples[path] and saved != path
+        }
+        replaced = {saved for saved in same_samples if not _is_better(whole[saved], whole[path])}
+        remaining, kept = [saved for saved in whole if saved not in replaced], {path}
+        for group in (remaining, [saved for saved in remaining if saved in of_this_job]):
+            rated = [saved for saved in group if whole[saved] is not None]
+            kept |= {*group[-self.keep :]}
             kept |= {*sorted(rated, key=lambda saved: (whole[saved], -samples[saved]))[:1]}
         for saved in whole.keys() - kept:
             files.remove(saved)
@@ -386,9 +388,9 @@ def wait_for_pending_writes(path: Path) -> SharedProblem | None:
     Raises:
         Exception: a write failed by an error other than `UserError`.
     """
-    here = path.resolve()
+    resolved = path.resolve()
     with _pending_lock:
-        folders = (here, here.parent, here / files.CHECKPOINTS)
+        folders = (resolved, resolved.parent, resolved / files.CHECKPOINTS)
         concerned = [writing for folder in folders for writing in _pending_writes.get(folder, ())]
     problems: dict[str, None] = {}
     for writing in concerned:
@@ -431,10 +433,10 @@ def folder_difference(places: Sequence[tuple[str, str]], comm: Communicator) -> 
     """
     if any(len(set(names)) == 1 for names in zip(*places, strict=True)):
         return None
-    odd = next(k for k, (name, _) in enumerate(places) if name != places[0][0])
+    rank = next(k for k, (name, _) in enumerate(places) if name != places[0][0])
     return (
         f"folder of checkpoints must be the same on all ranks: rank {comm.world_ranks[0]} has "
-        f"{places[0][0]!r}, and rank {comm.world_ranks[odd]} has {places[odd][0]!r}"
+        f"{places[0][0]!r}, and rank {comm.world_ranks[rank]} has {places[rank][0]!r}"
     )
 
 

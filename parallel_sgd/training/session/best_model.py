@@ -48,13 +48,13 @@ class BestModel:
     def _restore_best(self) -> bool:
         """Restore the best model, if these ranks can. Return whether they have. Collective."""
 
-        def go_back() -> bool:
+        def restore() -> bool:
             can_restore = self._best.can_restore(self._learner)
             if can_restore:
                 self._best.restore(self._learner)
             return can_restore
 
-        return self._learner.recovery.collective(go_back)
+        return self._learner.recovery.collective(restore)
 
     def share_best(self, state: SessionState) -> None:
         """Give the best model to all ranks, after ranks have failed or joined. Collective.
@@ -87,10 +87,10 @@ class BestModel:
         if not self.ends_with_best:
             return False
         before, self.ended = self.ended, self.ended or "ended with the best model"
-        went_back = self._restore_best()  # if a rank fails from now on, training must not resume
-        if not went_back:
+        restored = self._restore_best()  # if a rank fails from now on, training must not resume
+        if not restored:
             self.ended = before
-        return went_back
+        return restored
 
     def adjust(
         self, row: Progress, criterion: float, state: SessionState, *, last: bool
@@ -119,9 +119,9 @@ class BestModel:
         state.factor *= verdict.factor
         if verdict.factor != 1:
             row = row.with_event(f"learning rate times {verdict.factor:g}")
-        given = self._learner.local_step.lr
-        assert given is not None  # the session refuses optimizers without a rate
-        if given * state.factor < rate.min_learn_rate:
+        base_rate = self._learner.local_step.lr
+        assert base_rate is not None  # the session refuses optimizers without a rate
+        if base_rate * state.factor < rate.min_learn_rate:
             self.ended = f"ended: the learning rate has fallen below {rate.min_learn_rate:g}"
         if not verdict.roll_back:
             state.latest = criterion

@@ -90,13 +90,15 @@ class CrossValidation:
             UserError: there is no such metric.
         """
         before = f"{self.name}_"
-        own = {name: value for name, value in progress.metrics.items() if name.startswith(before)}
-        if not own:
+        measured = {
+            name: value for name, value in progress.metrics.items() if name.startswith(before)
+        }
+        if not measured:
             return None
-        if before + self.criterion not in own:
-            names = ", ".join(sorted(name.removeprefix(before) for name in own))
+        if before + self.criterion not in measured:
+            names = ", ".join(sorted(name.removeprefix(before) for name in measured))
             raise UserError(f"criterion={self.criterion!r} must be one of the metrics: {names}")
-        value = own[before + self.criterion]
+        value = measured[before + self.criterion]
         higher = self.higher_is_better
         if higher is None:
             higher = self.criterion in HIGHER_IS_BETTER or self.criterion.endswith("accuracy")

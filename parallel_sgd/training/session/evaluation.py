@@ -168,12 +168,12 @@ class Evaluation:
             yield
             return
         x = self._learner.parameters.flat
-        own = x.copy()
+        local_model = x.copy()
         self._comm.broadcast(x)
         try:
             yield
         finally:
-            x[...] = own
+            x[...] = local_model
 
     def _report_fields(self) -> dict[str, Any]:
         """Return the algorithm's report and the bytes sent. Collective, unless asynchronous."""

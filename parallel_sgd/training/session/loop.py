@@ -197,8 +197,8 @@ class TrainingRun:
     def _begin(self) -> None:
         """Resume from a checkpoint, and start to write, once all checks have passed. Collective."""
         session, checkpoints, resumed = self.session, self.checkpoints, None
-        again = self._begun
-        if again:
+        restarted = self._begun
+        if restarted:
             self.best_model.share_best(self.state)
         elif checkpoints:
             self.state, resumed = checkpoints.resume_from(self.best_model)
@@ -209,7 +209,7 @@ class TrainingRun:
         def begun() -> None:
             if checkpoints:
                 checkpoints.set_aside_newer(resumed)
-            if session.started and not again:
+            if session.started and not restarted:
                 run_callback(session.started, self.learner)
 
         self.output.begin(rows, self.minibatches.total, begun)
@@ -224,8 +224,8 @@ class TrainingRun:
         output, history = self.output, self.state.history
         best_model, state = self.best_model, self.state
         self._require_same_ranks()
-        goes_back = best_model.finish()
-        if goes_back:
+        restored = best_model.finish()
+        if restored:
             self._criterion = state.best
         if best_model.ended is not None and best_model.ended != BY_CALLBACK:
             state.ended, state.total = best_model.ended, self.minibatches.total
@@ -239,8 +239,8 @@ class TrainingRun:
             history.append(self.evaluation.row(state, validates=False))
         row = replace(history[-1], **final).finite()
         event = f"back to the model of {state.best_samples} samples"
-        back = goes_back and state.best_samples < row.samples
-        history[-1] = row.with_event(event) if back else row
+        is_earlier = restored and state.best_samples < row.samples
+        history[-1] = row.with_event(event) if is_earlier else row
         output.complete(history)
 
     def _save_before_leaving(self) -> None:
@@ -388,7 +388,7 @@ class TrainingRun:
     def _reduce(self, error: DivergedError) -> None:
         """Continue at a lower learning rate from the newest good state. Collective."""
         row = self.evaluation.row(self.state, validates=False).with_event(str(error))
-        did, samples = self.not_finite.go_back(error, self.state)
+        did, samples = self.not_finite.restore_good_state(error, self.state)
         self._add_row(replace(row.with_event(did), **self.evaluation.next_step_fields(self.state)))
         self._remove_later_checkpoints(samples)
         self.output.report_rows(self.state.history[-1:])
@@ -461,8 +461,8 @@ class TrainingRun:
                     self._step(batch)
                     if learner.samples >= end:
                         break
-                own = float(self.state.loss), self.state.count
-                sums = self.comm.allgather_object(own)
+                local = float(self.state.loss), self.state.count
+                sums = self.comm.allgather_object(local)
                 count = sum(count for _, count in sums)  # 0 if all minibatches were skipped
                 loss = float(sum(loss for loss, _ in sums) / count) if count else math.inf
         except DivergedError:

@@ -46,13 +46,13 @@ def evaluate(
 
     Collective.
     """
-    own = np.arange(len(data))[comm.rank :: comm.size]
+    indexes_of_rank = np.arange(len(data))[comm.rank :: comm.size]
 
     def summed() -> tuple[dict[str, Any], int]:
         sums: dict[str, Any] = {}
         samples = 0
-        for first in range(0, len(own), batch):
-            indexes = own[first : first + batch]
+        for first in range(0, len(indexes_of_rank), batch):
+            indexes = indexes_of_rank[first : first + batch]
             read = data.read(indexes, dtype=objective.dtype, classes=objective.classes)
             for name, value in objective.sums(read).items():
                 sums[name] = sums.get(name, 0.0) + value

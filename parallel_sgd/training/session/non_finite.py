@@ -103,7 +103,7 @@ class NonFiniteRunner:
         self._snapshots.insert(0, (snapshot, learner.samples, (state.loss, state.count)))
         self._past_failure = True
 
-    def go_back(self, error: DivergedError, state: SessionState) -> tuple[str, int]:
+    def restore_good_state(self, error: DivergedError, state: SessionState) -> tuple[str, int]:
         """With "reduce": restore the newest good state, and lower the learning rate. Collective.
 
         Returns:

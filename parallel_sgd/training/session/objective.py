@@ -105,14 +105,14 @@ class ModelObjective(Objective):
         self._piece: Parameters | None = None  #: the gradient of one piece
 
     def backward(self, learner: Learner, pieces: Sequence[Batch]) -> float:
-        first, *others = pieces
+        first, *more = pieces
         x, y = first
-        if not others:
+        if not more:
             return self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
         loss = self.model.gradient(x, y, out=learner.gradient)
         if self._piece is None:
             self._piece = learner.gradient.like()
-        for x, y in others:
+        for x, y in more:
             loss += self.model.gradient(x, y, out=self._piece)
             learner.gradient.flat[...] += self._piece.flat
         return loss
@@ -168,7 +168,7 @@ def checked_metrics(metrics: Any) -> dict[str, Metric]:
     """
     what = "of outputs and targets"
     checked = mapping("metrics", metrics, f"functions {what}")
-    return {name: function(f"metrics[{name!r}]", one, what) for name, one in checked.items()}
+    return {name: function(f"metrics[{name!r}]", value, what) for name, value in checked.items()}
 
 
 def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[str, float]:

@@ -66,8 +66,8 @@ class Preemption:
         self._steps += self._wanted
         if self._steps < self._ask_at:
             return False
-        own = time.perf_counter() - self._since, self._asked or preemption_requested()
-        passed, asked = zip(*self._learner.gathered(own), strict=True)
+        local = time.perf_counter() - self._since, self._asked or preemption_requested()
+        passed, asked = zip(*self._learner.gathered(local), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
         # At most doubled: the first steps may have been slow or quick.
         self._ask_at = max(1, int(min(pace, 2 * self._ask_at)))

@@ -122,8 +122,8 @@ class SessionState:
         Args:
             history: whether to include the rows.
         """
-        kept = asdict(self) | {"loss": float(self.loss)}
-        return kept if history else {**kept, "history": []}
+        values = asdict(self) | {"loss": float(self.loss)}
+        return values if history else {**values, "history": []}
 
     @classmethod
     def of(cls, extras: Sequence[Any], rank: int, size: int) -> Self | None:
@@ -183,5 +183,5 @@ def _finite(value: float | None) -> float | None:
 def _is_number(value: Any, name: str) -> bool:
     if value is None:
         return name in MAY_BE_NONE
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return (whole and abs(value) <= LARGEST_INTEGER) or isinstance(value, float)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return (is_integer and abs(value) <= LARGEST_INTEGER) or isinstance(value, float)
