@@ -151,6 +151,7 @@ class Run:
     final: Array = field(default_factory=lambda: np.zeros(0))
 
     def record(self, learner: Learner, total: int) -> None:
+        """Record a step. Local."""
         self.models.append(learner.parameters.flat.copy())
         with learner.shared_model():
             self.shared.append(learner.parameters.flat.copy())
@@ -165,6 +166,7 @@ class Run:
 
 
 def starting_point(dtype: str) -> Parameters:
+    """Return the parameters at the start of a run: values from -1 to 1, in three tensors."""
     parameters = Parameters({name: np.zeros(shape, dtype) for name, shape in LAYOUT.items()})
     parameters.flat[...] = np.linspace(-1, 1, VALUES)
     return parameters

@@ -66,7 +66,7 @@ class CheckpointConfig:
 
     @property
     def to_resume(self) -> Path | None:
-        """The checkpoint or folder to resume, or None to begin anew. Local."""
+        """The checkpoint or folder to resume, or None for a new run. Local."""
         if isinstance(self.resume, str):
             return Path(self.resume)
         folder = Path(self.folder)

@@ -26,7 +26,7 @@ from .loader import LoadedCheckpoint, folder_of, load_checkpoint
 
 
 def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
-    """Return the checkpoint for a session to resume, or None to begin anew.
+    """Return the checkpoint for a session to resume, or None for a new run.
 
     Local, for one rank, which prints the choice after a restart.
 

@@ -136,7 +136,7 @@ def _is_one_text(part: Any) -> bool:
 
 
 def _require_no_lists_of_samples(batch: Any, instead: str) -> None:
-    """Refuse a list of arrays beside a list of equal length without axes.
+    """Refuse a list of arrays next to a list of equal length without axes.
 
     Such lists hold an entry for each sample. The first axis of an entry is then not the samples: of
     an image it is the channels, say.

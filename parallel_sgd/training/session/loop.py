@@ -203,7 +203,7 @@ class TrainingRun:
         elif checkpoints:
             self.state, resumed = checkpoints.resume_from(self.best_model)
         rows, ended = self.state.history, self.best_model.ended is not None
-        if ended or self.learner.samples >= self.minibatches.total:  # last row: written anew
+        if ended or self.learner.samples >= self.minibatches.total:  # the last row is rewritten
             rows = rows[:-1]
 
         def begun() -> None:
@@ -279,7 +279,7 @@ class TrainingRun:
         """Train on a minibatch, and count its samples.
 
         Returns:
-            The samples of all ranks, or 0 if the minibatch is distributed anew.
+            The samples of all ranks, or 0 if the minibatch is to be distributed again.
         """
         learner, state, session = self.learner, self.state, self.session
         begin = time.perf_counter()

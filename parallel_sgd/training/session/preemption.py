@@ -1,4 +1,4 @@
-"""Preemption: all ranks save and exit together, with an exit code of its own.
+"""Preemption: all ranks save and exit together, with a special exit code.
 
 A notice does not reach all ranks, nor all ranks at once. So the ranks gather their notices after
 the same step on all ranks: about every second (`EVERY_S`), or after each step if steps take longer.
