@@ -42,19 +42,21 @@ from .links import add_link_options, link_lines, measure_links, require_link_opt
 
 def main(argv: Sequence[str]) -> int:
     """Run `parallel-sgd info`, and return 0. Under mpiexec only rank 0 prints."""
-    given = _parser().parse_args(argv)
-    require_link_options(given)
-    if launched_rank() and not given.links:
+    args = _parser().parse_args(argv)
+    require_link_options(args)
+    if launched_rank() and not args.links:
         return 0
-    others_measure = given.links and launched_size() is not None
+    others_measure = args.links and launched_size() is not None
     with abort_on_error() if others_measure else contextlib.nullcontext():
-        placement = _placement(given)  # on every rank, so that all refuse or none does
-        links = measure_links(given) if given.links else None
+        placement = _placement(args)  # on every rank, so that all refuse or none does
+        links = measure_links(args) if args.links else None
     if launched_rank():
         return 0
-    asked = {"placement": placement, "links": links}
-    sections = collect() | {name: section for name, section in asked.items() if section is not None}
-    print(json.dumps(sections, indent=2) if given.json else _table(sections), flush=True)
+    optional = {"placement": placement, "links": links}
+    sections = collect() | {
+        name: section for name, section in optional.items() if section is not None
+    }
+    print(json.dumps(sections, indent=2) if args.json else _table(sections), flush=True)
     return 0
 
 
@@ -139,24 +141,24 @@ def _mpi() -> dict[str, Any]:
 
 def _mpiexec(vendor: str | None) -> dict[str, Any]:
     """Describe the mpiexec for `parallel-sgd run`, or else the first mpiexec found."""
-    every = []
+    mpiexecs = []
     for path in find_mpiexecs():
         try:
-            every.append(identify(path))
+            mpiexecs.append(identify(path))
         except UserError as error:
             return {"path": path, "error": str(error)}
-    if not every:
+    if not mpiexecs:
         return {"error": "there is none beside python or in PATH"}
-    fits = [m for m in every if vendor and same_mpi_family(m.vendor or "", vendor)]
-    chosen = (fits or every)[0]
+    fits = [m for m in mpiexecs if vendor and same_mpi_family(m.vendor or "", vendor)]
+    chosen = (fits or mpiexecs)[0]
     facts: dict[str, Any] = {
         "path": chosen.path,
         "vendor": chosen.vendor or "unknown",
         "version": chosen.version or "unknown",
         "matches_mpi": bool(fits),
     }
-    if fits and every[0] not in fits:
-        facts["passed_over"] = f"{every[0].path} ({every[0].vendor or 'unknown vendor'})"
+    if fits and mpiexecs[0] not in fits:
+        facts["passed_over"] = f"{mpiexecs[0].path} ({mpiexecs[0].vendor or 'unknown vendor'})"
     return facts
 
 
@@ -204,30 +206,30 @@ def _gpus() -> dict[str, Any]:
     return facts if count else facts | {"found": "none"}
 
 
-def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
+def _placement(args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the placement of the given model on parameter servers, or None without --servers."""
     options = ("model", "shapes", "placement", "min_block", "whole_parameters")
-    if given.servers is None:
+    if args.servers is None:
         for name in options:
-            if getattr(given, name) is not None:
+            if getattr(args, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} needs --servers: how many there are")
         return None
-    if (given.model is None) == (given.shapes is None):
+    if (args.model is None) == (args.shapes is None):
         raise UserError(
             "--servers needs the parameters, from one of --model FILE.npz and "
             "--shapes W1=784x128 b1=128 ..."
         )
-    require_use("--min-block", given.min_block, None, not given.whole_parameters, "slices")
-    integer("--servers", given.servers, 1, MOST_RANKS)
-    rule = next(iter(DISPATCH)) if given.placement is None else given.placement
+    require_use("--min-block", args.min_block, None, not args.whole_parameters, "slices")
+    integer("--servers", args.servers, 1, MOST_RANKS)
+    rule = next(iter(DISPATCH)) if args.placement is None else args.placement
     placement = place(
-        _shapes_in(given.model) if given.shapes is None else _shapes_from(given.shapes),
-        given.servers,
+        _shapes_in(args.model) if args.shapes is None else _shapes_from(args.shapes),
+        args.servers,
         dispatch=rule,
-        slice_parameters=not given.whole_parameters,
-        **({} if given.min_block is None else {"min_block": given.min_block}),
+        slice_parameters=not args.whole_parameters,
+        **({} if args.min_block is None else {"min_block": args.min_block}),
     )
-    values = [placement.values(server) for server in range(given.servers)]
+    values = [placement.values(server) for server in range(args.servers)]
     return {
         "rule": rule,
         "values": sum(values),

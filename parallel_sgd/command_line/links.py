@@ -48,22 +48,22 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
     add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
 
 
-def require_link_options(given: argparse.Namespace) -> None:
+def require_link_options(args: argparse.Namespace) -> None:
     """Raise a UserError if an option has no use, or if there are too few ranks. Local."""
     launched = launched_size()
-    for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
-        if value is not None and not given.links:
+    for flag, value in (("-n", args.ranks), ("--hostfile", args.hostfile)):
+        if value is not None and not args.links:
             raise UserError(f"{flag} {value} needs --links")
         if value is not None and launched is not None:
             raise UserError(
                 f"{flag} {value} must not be given where {launcher_name()} has started the ranks, "
                 f"{launched}, which are measured"
             )
-    if given.links and (launched == 1 or given.ranks == 1):
+    if args.links and (launched == 1 or args.ranks == 1):
         raise UserError("--links needs 2 ranks or more, but there is 1")
 
 
-def measure_links(given: argparse.Namespace) -> dict[str, Any]:
+def measure_links(args: argparse.Namespace) -> dict[str, Any]:
     """Return the measurements of the ranks. Collective if started by mpiexec: use `abort_on_error`.
 
     Raises:
@@ -71,13 +71,13 @@ def measure_links(given: argparse.Namespace) -> dict[str, Any]:
     """
     if launched_size() is not None:
         return measure_on(Communicator.world())
-    ranks, hosts = given.ranks or DEFAULT_RANKS, []
-    if given.hostfile is not None:
-        hosts = ["--hostfile", given.hostfile]
-        slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
-        ranks = given.ranks or slots
+    ranks, hosts = args.ranks or DEFAULT_RANKS, []
+    if args.hostfile is not None:
+        hosts = ["--hostfile", args.hostfile]
+        slots = sum(host.slots or 1 for host in read_hostfile(args.hostfile).hosts)
+        ranks = args.ranks or slots
     if ranks < 2:
-        raise UserError(f"--hostfile {given.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
+        raise UserError(f"--hostfile {args.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
     run = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *hosts, "-m", __name__]
     job = subprocess.run(
         run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False

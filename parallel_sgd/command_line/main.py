@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10}{purpose}" for name, (_, purpose) in COMMANDS.items())
     parser = Parser(
         prog="parallel-sgd",
         usage="parallel-sgd COMMAND [argument ...]",

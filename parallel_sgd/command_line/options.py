@@ -92,14 +92,14 @@ def add_option(group: Any, option: Option, check: Check, *, shown: bool) -> None
     flag = "--" + option.name.replace("_", "-")
     default = "" if option.default in (None, {}) else f" (default: {_text(option.default)})"
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
-    how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    keywords: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if not isinstance(check, Choice) or set(check.values) != {True, False}:
         metavar = check.metavar.replace("%", "%%")
-        how = {"type": reader(option.name, check), "metavar": metavar}
-    group.add_argument(flag, default=argparse.SUPPRESS, help=help_text, **how)
+        keywords = {"type": reader(option.name, check), "metavar": metavar}
+    group.add_argument(flag, default=argparse.SUPPRESS, help=help_text, **keywords)
 
 
-def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> Any:
+def build(chosen: str, kinds: Mapping[str, type], args: argparse.Namespace) -> Any:
     """Make an instance of the chosen class from the given options.
 
     Raises:
@@ -112,11 +112,11 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
         for option in all_options(kinds[other]):
             owners.setdefault(option.name, []).append(other)
     for name in sorted(owners.keys() - own):
-        if hasattr(given, name):
-            flag, value = name.replace("_", "-"), shown(getattr(given, name))
+        if hasattr(args, name):
+            flag, value = name.replace("_", "-"), shown(getattr(args, name))
             others = ", ".join(owners[name])
             raise UserError(f"--{flag}={value} is not an option of {chosen}, but of {others}")
-    return kind(**{name: getattr(given, name) for name in own if hasattr(given, name)})
+    return kind(**{name: getattr(args, name) for name in own if hasattr(args, name)})
 
 
 def describe(options: Any) -> dict[str, Any]:

@@ -37,32 +37,32 @@ MAXIMA = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minib
 
 def main(argv: Sequence[str]) -> int:
     """Run `parallel-sgd plan`, and return 0."""
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     for name, most in MAXIMA.items():
-        if getattr(given, name) > most:
+        if getattr(args, name) > most:
             flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag}={getattr(given, name)} must be at most {most}")
-    for flag, path in (("--json", given.json), ("--figure", given.figure)):
+            raise UserError(f"{flag}={getattr(args, name)} must be at most {most}")
+    for flag, path in (("--json", args.json), ("--figure", args.figure)):
         if path is not None:
             _require_writable_place(flag, path)
-    pyplot = None if given.figure is None else _pyplot()
-    figure_format = "" if given.figure is None else _figure_format(given.figure)
-    job = _job(given, measure_kernel_speeds())
-    every = candidates(job)
+    pyplot = None if args.figure is None else _pyplot()
+    figure_format = "" if args.figure is None else _figure_format(args.figure)
+    job = _job(args, measure_kernel_speeds())
+    estimates = candidates(job)
     print(f"{_job_text(job)}\n{_speeds_text(job)}\n")
-    print(_table(every, job) + _servers_text(every, job))
+    print(_table(estimates, job) + _servers_text(estimates, job))
     recommended = recommend(job)
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
     for how, other in sensitivity(job, recommended.choice):
         print(f"(If kernels were {how} as they were here just now: {title(other)}.)")
-    if given.json is not None:
-        text = json.dumps(_content(given, job), indent=2, allow_nan=False)
-        write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
-    if given.figure is not None:
+    if args.json is not None:
+        text = json.dumps(_content(args, job), indent=2, allow_nan=False)
+        write_whole("--json", args.json, lambda path: path.write_text(text + "\n"))
+    if args.figure is not None:
         described = _job_text(job)
         write_whole(
             "--figure",
-            given.figure,
+            args.figure,
             lambda path: draw(path, figure_format, NODES, job, described, pyplot),
         )
     return 0
@@ -113,16 +113,16 @@ def _parser() -> Parser:
     return parser
 
 
-def _job(given: argparse.Namespace, speeds: KernelSpeeds) -> Job:
-    one = Parameters({"W": np.zeros(1, np.float32)})
+def _job(args: argparse.Namespace, speeds: KernelSpeeds) -> Job:
+    single = Parameters({"W": np.zeros(1, np.float32)})
     return Job(
-        nodes=given.nodes,
-        ranks_per_node=given.ranks_per_node,
-        link=Link.ethernet(given.bandwidth, given.latency),
-        parameters=given.parameters,
-        step_s=given.step_time,
-        minibatch=given.minibatch,
-        optimizer_vectors=len(OPTIMIZERS[given.optimizer](lr=0.1).init(one).buffers),
+        nodes=args.nodes,
+        ranks_per_node=args.ranks_per_node,
+        link=Link.ethernet(args.bandwidth, args.latency),
+        parameters=args.parameters,
+        step_s=args.step_time,
+        minibatch=args.minibatch,
+        optimizer_vectors=len(OPTIMIZERS[args.optimizer](lr=0.1).init(single).buffers),
         speeds=speeds,
     )
 
@@ -153,12 +153,12 @@ def _speeds_text(job: Job) -> str:
     )
 
 
-def _table(every: Sequence[Candidate], job: Job) -> str:
+def _table(estimates: Sequence[Candidate], job: Job) -> str:
     """Return a table with a row for each algorithm; times in milliseconds."""
     most = NODES[-1]
     head = ["ms a step", "bits", *TERMS, "all"]
     rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
-    for candidate in every:
+    for candidate in estimates:
         cost = candidate.cost(job)
         terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
         rows.append(
@@ -178,9 +178,9 @@ def _table(every: Sequence[Candidate], job: Job) -> str:
     return "\n".join("  ".join(line) for line in lines)
 
 
-def _servers_text(every: Sequence[Candidate], job: Job) -> str:
+def _servers_text(estimates: Sequence[Candidate], job: Job) -> str:
     """Return a line with the number of parameter servers and the memory of each."""
-    for candidate in every:
+    for candidate in estimates:
         if isinstance(candidate, Servers):
             here, most = (candidate.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
             return (
@@ -212,14 +212,14 @@ def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
     return row
 
 
-def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
+def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Return the whole plan in a form for JSON; an unlimited rate is null."""
     speeds, recommended = job.speeds, recommend(job)
-    here = given.nodes
+    here = args.nodes
     return {
         "job": {
             name: None if value == math.inf else value
-            for name, value in vars(given).items()
+            for name, value in vars(args).items()
             if name not in ("json", "figure")
         },
         "values_per_s": {

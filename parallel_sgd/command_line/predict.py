@@ -43,20 +43,20 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: an error in the arguments, the run's folder or the data.
     """
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     if launched_rank():  # under mpiexec only rank 0 predicts
         return 0
-    run = _run(given)
-    data = _data(given, run)
-    if given.device == "cuda":
+    run = _run(args)
+    data = _data(args, run)
+    if args.device == "cuda":
         use_gpu(0)
-    model, data = _model(given, run, data)
-    predicting = _Predictor(model, data, run, given)
-    if given.output is None:
+    model, data = _model(args, run, data)
+    predicting = _Predictor(model, data, run, args)
+    if args.output is None:
         predicting.write(sys.stdout)
         predicting.print_scores(sys.stderr)
     else:
-        write_whole("output", given.output, predicting.write_file)
+        write_whole("output", args.output, predicting.write_file)
         predicting.print_scores(sys.stdout)
     return 0
 
@@ -79,17 +79,17 @@ class _Run(NamedTuple):
     columns: list[str] | None
 
 
-def _run(given: argparse.Namespace) -> _Run:
+def _run(args: argparse.Namespace) -> _Run:
     """Read the description of the model in a run's folder.
 
     Raises:
         UserError: the folder is not from train.py, or has no model.
     """
-    folder = checked_path("run", given.run, "run's folder")
+    folder = checked_path("run", args.run, "run's folder")
     for name in (OPTIONS, CONFIG, MODEL):
         if not (folder / name).is_file():
             raise UserError(
-                f"run={shown(given.run)} must be the folder of a run of train.py that has come to "
+                f"run={shown(args.run)} must be the folder of a run of train.py that has come to "
                 f"its end: it has no {name}"
             )
     try:
@@ -102,7 +102,7 @@ def _run(given: argparse.Namespace) -> _Run:
     except UserError as error:
         raise UserError(f"{folder / OPTIONS}: {error}") from None
     options, *_ = read([str(folder / CONFIG)])
-    options.device, options.initial_model = given.device, str(folder)
+    options.device, options.initial_model = args.device, str(folder)
     task = Task(name, outputs, outputs if name == TASKS[0] else None)
     return _Run(folder, options, task, names, columns)
 
@@ -116,26 +116,26 @@ def _texts(facts: dict[str, Any], key: str) -> list[str] | None:
     return value
 
 
-def _data(given: argparse.Namespace, run: _Run) -> Dataset:
+def _data(args: argparse.Namespace, run: _Run) -> Dataset:
     """Open the data to predict. Without targets, y is meaningless."""
-    asked, trained_on = run.options, run.options.data
-    if given.data in BUNDLED:
-        require_use("no_targets", given.no_targets, False, False, "data in files")
-        asked.data = given.data
-        return read_data(asked).test
-    if trained_on in BUNDLED or Path(trained_on).suffix != Path(given.data).suffix:
-        asked.x = asked.y = asked.reader = asked.format = None
+    options_of_run, trained_on = run.options, run.options.data
+    if args.data in BUNDLED:
+        require_use("no_targets", args.no_targets, False, False, "data in files")
+        options_of_run.data = args.data
+        return read_data(options_of_run).test
+    if trained_on in BUNDLED or Path(trained_on).suffix != Path(args.data).suffix:
+        options_of_run.x = options_of_run.y = options_of_run.reader = options_of_run.format = None
     for name in ("x", "y", "reader", "format"):
-        if getattr(given, name) is not None:
-            setattr(asked, name, getattr(given, name))
-    options = reader_options(asked)
+        if getattr(args, name) is not None:
+            setattr(options_of_run, name, getattr(args, name))
+    options = reader_options(options_of_run)
     known: dict[str, Any] = {"names": run.names, "x": run.columns}
     known = {name: value for name, value in known.items() if value is not None}
-    path, labels, kind = checked_path("data", given.data, "file or folder"), given.labels, None
-    if not given.no_targets:
-        return load_to_test(path, labels, format=asked.format, known=known, **options)
+    path, labels, kind = checked_path("data", args.data, "file or folder"), args.labels, None
+    if not args.no_targets:
+        return load_to_test(path, labels, format=options_of_run.format, known=known, **options)
     require_use("labels", labels, None, False, "targets, and --no-targets was given")
-    kind = asked.format or next((n for n, f in FORMATS.items() if f.matches(path)), None)
+    kind = options_of_run.format or next((n for n, f in FORMATS.items() if f.matches(path)), None)
     if kind == "npz" and "y" not in npz_names(path):
         x = npz_member(path, "x")
         return Arrays(x, np.zeros(len(x), np.int64), name=str(path))
@@ -152,15 +152,15 @@ def _data(given: argparse.Namespace, run: _Run) -> Dataset:
     return load_to_test(path, format=kind, known=known, **options)
 
 
-def _model(given: argparse.Namespace, run: _Run, data: Dataset) -> tuple[TrainingModel, Dataset]:
+def _model(args: argparse.Namespace, run: _Run, data: Dataset) -> tuple[TrainingModel, Dataset]:
     """Make the run's model. Return it with the data in the form used in training."""
     if not len(data):
-        raise UserError(f"data={shown(given.data)} has no samples")
+        raise UserError(f"data={shown(args.data)} has no samples")
     standardization = read_standardization(run.folder)
     data = data if standardization is None else standardization.given(data)
     inputs = _Inputs(data)
     model = make_model(run.options, TrainingData(inputs, None, inputs, run.task))
-    return model, model.given(data if not given.no_targets else inputs)
+    return model, model.given(data if not args.no_targets else inputs)
 
 
 class _Inputs(Dataset):
@@ -187,12 +187,12 @@ class _Predictor:
     """Predicts all samples of a data set, by batches, in their order."""
 
     def __init__(
-        self, model: TrainingModel, data: Dataset, run: _Run, given: argparse.Namespace
+        self, model: TrainingModel, data: Dataset, run: _Run, args: argparse.Namespace
     ) -> None:
         objective: Any = model.objective
         self._objective, self._outputs = objective, _outputs(objective.model)
         self._data, self._task, self._class_names = data, run.task, run.names
-        self._measures, self._probabilities = not given.no_targets, given.probabilities
+        self._measures, self._probabilities = not args.no_targets, args.probabilities
         if self._probabilities and run.task.name == "regression":
             require_use("probabilities", True, False, False, "a task with classes or labels")
         self._sums: dict[str, Any] = {}

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         print()
         train_parser().print_help()
         return 0
-    given, rest = _parser().parse_known_args(argv)
+    args, rest = _parser().parse_known_args(argv)
     missing = {name: "1" for name in THREAD_VARIABLES if name not in os.environ}
     if missing:  # ranks share the cores; BLAS is already loaded, and reads these only then
         command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     options, algorithm, optimizer = read(rest)
     require_use("cuda_aware", options.cuda_aware, False, False, "MPI, which simulate does not use")
     simulate(
-        given.ranks,
+        args.ranks,
         lambda comm: train_on(copy.copy(options), algorithm, optimizer, comm),
         timeout_s=default_timeout() if options.timeout_s is None else options.timeout_s,
     )

@@ -235,7 +235,7 @@ def _remove_sockets(since_s: float) -> None:
 def _is_unbound_socket(path: Path) -> bool:
     """Return True if a path is a socket not bound by any process.
 
-    A bound process does not notice.
+    A process bound to the socket does not notice the test.
     """
     if not path.is_socket():
         return False

@@ -171,7 +171,7 @@ def read_hostfile(path: str | Path) -> Hostfile:
             f"hostfile {str(path)!r} must have at most {MOST_RANKS} slots in all: it has {slots}"
         )
     plain = not text.startswith(_BYTE_ORDER_MARK) and not any(
-        one.isspace() and one not in " \t\n" for one in text
+        char.isspace() and char not in " \t\n" for char in text
     )
     return Hostfile(path, tuple(hosts), plain)
 

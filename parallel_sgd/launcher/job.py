@@ -178,7 +178,7 @@ def _wait_until_ended(
 
 def _signal_text(number: int) -> str:
     """Return a signal's name; for SIGPIPE with its cause."""
-    name = next((one.name for one in signal.Signals if one == number), f"signal {number}")
+    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
     return f"{name}: nobody reads what it prints" if number == signal.SIGPIPE else name
 
 
@@ -196,8 +196,8 @@ def _forward_notice(
 
 def _end_mpiexec(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
     """End mpiexec: by a signal, then by a harder signal, then by SIGKILL."""
-    asked = [signal.SIGTERM] if first != signal.SIGINT else [signal.SIGINT, signal.SIGTERM]
-    for number in asked:
+    numbers = [signal.SIGTERM] if first != signal.SIGINT else [signal.SIGINT, signal.SIGTERM]
+    for number in numbers:
         # A terminal's Ctrl-C has already reached mpiexec, and a second one means "do not clean up".
         if number != signal.SIGINT or not _is_in_foreground():
             job.send_signal(number)

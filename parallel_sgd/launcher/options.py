@@ -70,7 +70,7 @@ class Request:
     @property
     def for_ranks(self) -> dict[str, str]:
         """The environment variables that pass options to the ranks."""
-        asked = {
+        variables = {
             SERVERS: self.servers,
             SPARES: self.spares,
             GPUS_PER_RANK: self.gpus_per_rank,
@@ -80,7 +80,7 @@ class Request:
             PREEMPT_ON: self.preempt_on,
             REQUEUE: int(self.requeue) or None,
         }
-        return {name: str(value) for name, value in asked.items() if value is not None}
+        return {name: str(value) for name, value in variables.items() if value is not None}
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -89,13 +89,13 @@ def parse(argv: Sequence[str]) -> Request:
     Raises:
         UserError: an argument is wrong.
     """
-    given = _parser().parse_args(argv)
-    command = ("-m", *given.module) if given.module is not None else tuple(given.command)
-    ranks = given.ranks
+    args = _parser().parse_args(argv)
+    command = ("-m", *args.module) if args.module is not None else tuple(args.command)
+    ranks = args.ranks
     launched, allocated = launched_size(), allocation(os.environ)
     if ranks is None and launched is not None:
         for flag in NEED_N:
-            if getattr(given, flag):
+            if getattr(args, flag):
                 raise UserError(
                     f"--{flag.replace('_', '-')} needs -n and ranks to be started, but this is "
                     f"one of {launched} ranks that {launcher_name()} has started"
@@ -104,8 +104,8 @@ def parse(argv: Sequence[str]) -> Request:
         ranks = None if allocated is None else allocated.slots
         if ranks is None:
             raise UserError(_missing_ranks_text(command))
-    if given.module is not None:
-        if not given.module:
+    if args.module is not None:
+        if not args.module:
             raise UserError("-m must be followed by a module")
     elif not command:
         raise UserError("a script must be given: parallel-sgd run -n 4 script.py [argument ...]")
@@ -115,45 +115,45 @@ def parse(argv: Sequence[str]) -> Request:
             hint = "; give the script alone, without the interpreter"
         raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
     size = ranks or launched or 1
-    if given.servers is not None and given.servers >= size:
+    if args.servers is not None and args.servers >= size:
         raise UserError(
-            f"servers={given.servers} must be less than the number of ranks, {size}: "
+            f"servers={args.servers} must be less than the number of ranks, {size}: "
             "the others train"
         )
-    _check_spares(given, size)
-    if given.min_ranks is not None and not given.restarts:
-        raise UserError(f"min_ranks={given.min_ranks} has no effect without --restarts")
-    if given.min_ranks is not None and given.hostfile is None:
+    _check_spares(args, size)
+    if args.min_ranks is not None and not args.restarts:
+        raise UserError(f"min_ranks={args.min_ranks} has no effect without --restarts")
+    if args.min_ranks is not None and args.hostfile is None:
         raise UserError(
-            f"min_ranks={given.min_ranks} has no effect without --hostfile: its hosts are left out"
+            f"min_ranks={args.min_ranks} has no effect without --hostfile: its hosts are left out"
         )
-    least, most = (given.servers or 0) + (given.spares or 0) + 1, size
-    if given.min_ranks is not None and not least <= given.min_ranks <= most:
-        raise UserError(f"min_ranks={given.min_ranks} must be from {least} to {most}, that of -n")
-    signals = given.preempt_on or [number.name for number in preempt_on()]
-    if given.requeue and not signals:
+    least, most = (args.servers or 0) + (args.spares or 0) + 1, size
+    if args.min_ranks is not None and not least <= args.min_ranks <= most:
+        raise UserError(f"min_ranks={args.min_ranks} must be from {least} to {most}, that of -n")
+    signals = args.preempt_on or [number.name for number in preempt_on()]
+    if args.requeue and not signals:
         raise UserError("requeue=True needs --preempt-on: at which signal the job is to leave")
     for name in ("hostfile", "log_dir", "mpiexec"):
-        if (path := getattr(given, name)) is not None:
-            setattr(given, name, path_given(name, path))
+        if (path := getattr(args, name)) is not None:
+            setattr(args, name, path_given(name, path))
     return Request(
         ranks=ranks,
         command=command,
-        hostfile=None if given.hostfile is None else read_hostfile(given.hostfile),
-        mpiexec_options=tuple(given.mpiexec_options),
-        mpiexec=given.mpiexec,
-        timeout_s=given.timeout_s,
-        servers=given.servers,
-        survive=given.survive,
-        spares=given.spares,
-        gpus_per_rank=given.gpus_per_rank,
-        interface=None if given.interface is None else checked_interface(given.interface),
-        log_dir=given.log_dir,
-        wait_timeout_s=given.wait_timeout_s,
-        restarts=given.restarts,
-        min_ranks=given.min_ranks,
+        hostfile=None if args.hostfile is None else read_hostfile(args.hostfile),
+        mpiexec_options=tuple(args.mpiexec_options),
+        mpiexec=args.mpiexec,
+        timeout_s=args.timeout_s,
+        servers=args.servers,
+        survive=args.survive,
+        spares=args.spares,
+        gpus_per_rank=args.gpus_per_rank,
+        interface=None if args.interface is None else checked_interface(args.interface),
+        log_dir=args.log_dir,
+        wait_timeout_s=args.wait_timeout_s,
+        restarts=args.restarts,
+        min_ranks=args.min_ranks,
         preempt_on=",".join(signals) or None,
-        requeue=given.requeue or requeues(),
+        requeue=args.requeue or requeues(),
     )
 
 
@@ -172,14 +172,14 @@ def _missing_ranks_text(command: Sequence[str]) -> str:
     )
 
 
-def _check_spares(given: argparse.Namespace, size: int) -> None:
-    if given.spares is None:
+def _check_spares(args: argparse.Namespace, size: int) -> None:
+    if args.spares is None:
         return
-    if not given.survive:
-        raise UserError(f"spares={given.spares} needs --survive: they take the place of dead ranks")
-    if given.spares + (given.servers or 0) >= size:
+    if not args.survive:
+        raise UserError(f"spares={args.spares} needs --survive: they take the place of dead ranks")
+    if args.spares + (args.servers or 0) >= size:
         raise UserError(
-            f"spares={given.spares} must be less than the number of ranks, {size}: the others train"
+            f"spares={args.spares} must be less than the number of ranks, {size}: the others train"
         )
 
 

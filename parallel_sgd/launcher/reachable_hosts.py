@@ -57,10 +57,10 @@ class Hosts:
         return any(not _is_this_host(host.name) for host in self.hostfile.hosts)
 
     def with_reachable_hosts(self, request: Request) -> Request | None:
-        """Return the request for the hosts that respond, with as many ranks as they have slots for.
+        """Return the request for the hosts that respond, with at most as many ranks as their slots.
 
-        Return None if the user requires more ranks. Cost: at most `ANSWER_TIMEOUT_S` for each 64
-        hosts.
+        If the user has requested more ranks than slots, keep the ratio. Return None if fewer ranks
+        are left than the user requires. Cost: at most `ANSWER_TIMEOUT_S` for each 64 hosts.
         """
         if self.hostfile is None or not self.any_remote:
             return request
@@ -129,4 +129,4 @@ def _is_this_host(name: str) -> bool:
         address = ipaddress.ip_address(socket.gethostbyname(name))
     except (OSError, ValueError):  # unknown name
         return False
-    return address.is_loopback or address in {one.address.ip for one in interfaces()}
+    return address.is_loopback or address in {interface.address.ip for interface in interfaces()}

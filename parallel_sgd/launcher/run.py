@@ -124,8 +124,8 @@ def main(argv: Sequence[str]) -> int:
     hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
     cores, root = usable_cores(), os.geteuid() == 0
 
-    def launch(asked: Request) -> Launch:
-        return plan(asked, mpiexec, environ, cores=cores, root=root)
+    def launch(chosen: Request) -> Launch:
+        return plan(chosen, mpiexec, environ, cores=cores, root=root)
 
     return Restarts(request, launch, hosts, environ).run()
 

@@ -70,7 +70,7 @@ class StartupMonitor:
         """Return True if a rank may have ended the job by then, after an error or a timeout.
 
         After a timeout a rank reports LOST, waits `GRACE_S`, and then ends the job. A rank notified
-        of a failure by MPI reports LOST at once, and ends nothing.
+        of a failure by MPI reports LOST at once.
         """
         waits = [report.time_s + GRACE_S for report in self._reports.of_kinds(LOST)]
         return bool(self._reports.of_kinds(FAILED)) or min(waits, default=math.inf) < time_s

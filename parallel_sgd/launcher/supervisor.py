@@ -237,11 +237,11 @@ class Supervisor:
 
     def has_unfinished_session(self) -> bool:
         """Return True if the ranks have begun a training session and no rank has finished it."""
-        begun, over = (
-            {report.kind.partition(".")[0] for report in self._reports_of(what)}
-            for what in (BEGUN, OVER)
+        started, finished = (
+            {report.kind.partition(".")[0] for report in self._reports_of(status)}
+            for status in (BEGUN, OVER)
         )
-        return not begun <= over
+        return not started <= finished
 
     def newest_checkpoint(self) -> str | None:
         """Return the newest checkpoint known to be written in this job, or None."""
@@ -338,14 +338,14 @@ class Supervisor:
     def send_signal(self, number: signal.Signals) -> bool:
         """Send a signal to the ranks on this host. Return True if there is such a rank."""
         self.check()
-        there = False
+        found = False
         for rank in self._pipes.values():
             process = self._pid(rank)
             if process and rank not in self._exited:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(process), number)
-                    there = True
-        return there
+                    found = True
+        return found
 
     def _kill_remaining(self) -> None:
         """Kill the ranks left on this host after mpiexec's end. Wait up to `_KILL_TIMEOUT_S`.

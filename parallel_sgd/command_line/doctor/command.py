@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: an argument is wrong.
     """
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     launched = launched_size()
     if launched is None:
-        found = _check_without_launcher(given)
+        found = _check_without_launcher(args)
     else:
-        if given.ranks is not None or given.hostfile is not None or given.interface is not None:
+        if args.ranks is not None or args.hostfile is not None or args.interface is not None:
             raise UserError(
                 f"-n, --hostfile and --interface must not be given where {launcher_name()} has "
                 f"started the ranks, {launched}, which are checked"
@@ -50,16 +50,16 @@ def main(argv: Sequence[str]) -> int:
             found = examine_ranks()
         if launched_rank():
             return 0
-    print(json.dumps(found, indent=2) if given.json else text(found), flush=True)
-    return int(any(one["level"] == "problem" for one in found["findings"]))
+    print(json.dumps(found, indent=2) if args.json else text(found), flush=True)
+    return int(any(finding["level"] == "problem" for finding in found["findings"]))
 
 
-def _check_without_launcher(given: argparse.Namespace) -> dict[str, Any]:
+def _check_without_launcher(args: argparse.Namespace) -> dict[str, Any]:
     """Check this machine, then start ranks for the remaining checks. Return all findings."""
     findings = _check_mpi()
     measured: dict[str, Any] = {"findings": [], "ranks": [], "pairs": []}
-    if all(one.level != "problem" for one in findings):
-        measured = _run_ranks(given)
+    if all(finding.level != "problem" for finding in findings):
+        measured = _run_ranks(args)
     measured["findings"] = [*map(asdict, findings), *measured["findings"]]
     return measured
 
@@ -78,17 +78,17 @@ def _check_mpi() -> list[Finding]:
     )
 
 
-def _run_ranks(given: argparse.Namespace) -> dict[str, Any]:
+def _run_ranks(args: argparse.Namespace) -> dict[str, Any]:
     """Start ranks, and return their findings and measurements."""
-    allocated, ranks, options = allocation(os.environ), given.ranks, []
-    if given.hostfile is not None:
-        slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
-        ranks, options = ranks or slots, ["--hostfile", given.hostfile]
+    allocated, ranks, options = allocation(os.environ), args.ranks, []
+    if args.hostfile is not None:
+        slots = sum(host.slots or 1 for host in read_hostfile(args.hostfile).hosts)
+        ranks, options = ranks or slots, ["--hostfile", args.hostfile]
     elif ranks is None and allocated is not None:
         ranks = allocated.slots
-    if given.interface is not None:
-        options += ["--interface", given.interface]
-    options += ["--timeout-s", str(given.timeout_s), "-n", str(ranks or DEFAULT_RANKS)]
+    if args.interface is not None:
+        options += ["--interface", args.interface]
+    options += ["--timeout-s", str(args.timeout_s), "-n", str(ranks or DEFAULT_RANKS)]
     run = [sys.executable, "-m", "parallel_sgd", "run", *options]
     job = subprocess.run(
         [*run, "-m", f"{__package__}.ranks"],
@@ -118,18 +118,18 @@ def text(found: dict[str, Any]) -> str:
         width = max(len(host) for pair in found["pairs"] for host in pair["hosts"])
         lines.append(f"{'hosts':<{2 * width + 2}}  MB/s there   back  us one way")
         for pair in found["pairs"]:
-            one, other = pair["hosts"]
+            first, second = pair["hosts"]
             there, back = (rate / 1e6 for rate in pair["bytes_per_s"])
             lines.append(
-                f"{one:<{width}}  {other:<{width}}  {there:>10,.0f} {back:>6,.0f} "
+                f"{first:<{width}}  {second:<{width}}  {there:>10,.0f} {back:>6,.0f} "
                 f"{pair['latency_s'] * 1e6:>11,.0f}"
             )
         lines.append("")
     order = list(_LABELS)
-    for one in sorted(found["findings"], key=lambda one: order.index(one["level"])):
-        lines.append(f"{_LABELS[one['level']]:<8} {one['check']}: {one['says']}")
-        if one["advice"]:
-            lines.append(f"{'':<8} to do: {one['advice']}")
+    for finding in sorted(found["findings"], key=lambda finding: order.index(finding["level"])):
+        lines.append(f"{_LABELS[finding['level']]:<8} {finding['check']}: {finding['says']}")
+        if finding["advice"]:
+            lines.append(f"{'':<8} to do: {finding['advice']}")
     return "\n".join(lines)
 
 

@@ -79,7 +79,9 @@ def collect_facts(host: str, *, measures: bool) -> Facts:
         shared_memory=_shared_memory("/dev/shm"),
         addresses=_addresses(socket.gethostname()),
         networks=tuple(
-            (one.name, str(one.address.network)) for one in interfaces() if not one.loopback
+            (interface.name, str(interface.address.network))
+            for interface in interfaces()
+            if not interface.loopback
         ),
         congestion_control=_text("/proc/sys/net/ipv4/tcp_congestion_control"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -122,9 +122,9 @@ class Link:
         return float(seconds[0])
 
     def _ping(self, asks: bool) -> None:
-        few = np.zeros(8, np.uint8)
-        self._move(few, asks)
-        self._move(few, not asks)
+        small = np.zeros(8, np.uint8)
+        self._move(small, asks)
+        self._move(small, not asks)
 
     def _move(self, array: np.ndarray, sends: bool) -> None:
         messages, backoff = self._messages, self._messages.backoff()

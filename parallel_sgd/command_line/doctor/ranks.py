@@ -33,8 +33,8 @@ def examine_ranks() -> dict[str, Any]:
     offsets = clock_offsets(comm)
     pairs = measure_pairs(comm, hosts)
     return {
-        "findings": [asdict(one) for one in run_checks(facts, offsets, pairs)],
-        "ranks": [asdict(one) for one in facts],
+        "findings": [asdict(finding) for finding in run_checks(facts, offsets, pairs)],
+        "ranks": [asdict(fact) for fact in facts],
         "pairs": [asdict(pair) for pair in pairs],
     }
 

@@ -94,7 +94,7 @@ def train_on(
         make_model(options, data)  # raises for options that do not fit
         return data
 
-    asked = copy.copy(options)
+    original = copy.copy(options)
     data = comm.together(prepare)
     if options.distributed_after_epochs is not None:
         algorithm = comm.together(
@@ -107,7 +107,7 @@ def train_on(
     if starts_anew:
         options.resume = None
     data = standardized(data, options, run_of(options.resume), comm)
-    options.standardize = asked.standardize = data.standardization is not None
+    options.standardize = original.standardize = data.standardization is not None
     output = options.output or resumed or _new_output()
     output = comm.allgather_object(output)[workers[0]]  # the same folder on all ranks
     options.output = output
@@ -116,7 +116,7 @@ def train_on(
         output,
         _described(options, data, algorithm, optimizer, comm.size, len(workers)),
         config=described_as_config(
-            asked,
+            original,
             algorithm,
             optimizer,
             heading=[f"A run on {ranks}, of parallel_sgd {__version__}."],

@@ -137,7 +137,7 @@ def _arguments(action: argparse.Action, value: Any) -> list[str]:
     if isinstance(value, dict):
         if ":" not in (action.metavar or ""):
             raise TypeError("one value: options stand at the top of the file, in no section")
-        return [f"{flag}=" + ",".join(f"{key}:{_text(one)}" for key, one in value.items())]
+        return [f"{flag}=" + ",".join(f"{key}:{_text(item)}" for key, item in value.items())]
     return [f"{flag}={_text(value)}"]
 
 

@@ -175,16 +175,16 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
     return train, test, task, f"{task.name}, {'; '.join(sources)}"
 
 
-def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
+def reader_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options for a format's reader: --x, --y and the parsed texts of --reader.
 
     Examples of texts: ``size=[32, 32]``, ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``.
     """
-    columns = {"x": asked.x, "y": asked.y}
+    columns = {"x": args.x, "y": args.y}
     options: dict[str, Any] = {name: given for name, given in columns.items() if given}
-    if asked.y and len(asked.y) == 1:
-        (options["y"],) = asked.y
-    for text in asked.reader or []:
+    if args.y and len(args.y) == 1:
+        (options["y"],) = args.y
+    for text in args.reader or []:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"reader={shown(text)} must be NAME=VALUE, as size=[32,32]")

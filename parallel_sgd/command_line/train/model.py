@@ -106,7 +106,7 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
             set_parameters(made.parameters, values, name=options.initial_model)
         return TrainingModel(
             ModelObjective(made),
-            lambda *chosen, **how: Learner(made.parameters, *chosen, **how),
+            lambda *chosen, **keywords: Learner(made.parameters, *chosen, **keywords),
             flattened if x.ndim > 2 else lambda dataset: dataset,
         )
     return _torch_model(made, data, options, values)
@@ -115,16 +115,16 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
 def _built_in_model(
     kind: str, options: argparse.Namespace, data: TrainingData, inputs: int
 ) -> Model:
-    task, where = data.task, {"seed": options.seed, "device": options.device}
+    task, common = data.task, {"seed": options.seed, "device": options.device}
     hidden = options.hidden or [128]
     if kind == "bytes":
-        return ByteLanguageModel(inputs, hidden=hidden, **where)
+        return ByteLanguageModel(inputs, hidden=hidden, **common)
     if kind == "softmax":
         if task.classes is None:
             raise UserError(f"model='softmax' learns classes, and the task is {task.name}")
-        return SoftmaxRegression(inputs, task.outputs, **where)
+        return SoftmaxRegression(inputs, task.outputs, **common)
     widths = [] if kind == "linear" else hidden
-    return MLP([inputs, *widths, task.outputs], loss=TASK_LOSSES[task.name], **where)
+    return MLP([inputs, *widths, task.outputs], loss=TASK_LOSSES[task.name], **common)
 
 
 def _user_model(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
@@ -200,9 +200,9 @@ def _torch_model(
         raise UserError(f"model={shown(options.model)}: {error}") from error
 
     def make_learner(
-        optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator, **how: Any
+        optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator, **keywords: Any
     ) -> Learner:
         seed_training(options.seed, comm.rank)
-        return TorchLearner(objective.model, optimizer, algorithm, comm, **how)
+        return TorchLearner(objective.model, optimizer, algorithm, comm, **keywords)
 
     return TrainingModel(objective, make_learner, lambda dataset: dataset)

@@ -84,15 +84,15 @@ def parser(
 
 def add_choices(p: Any) -> None:
     """Add the options that choose the algorithm and the optimizer; `--help` depends on them."""
-    for name, kinds, usual in (
+    for name, kinds, default in (
         ("algorithm", ALGORITHMS, "data-parallel"),
         ("optimizer", OPTIMIZERS, "sgd"),
     ):
         p.add_argument(
             f"--{name}",
             choices=kinds,
-            default=usual,
-            help=f"(default: {usual}); --{name} NAME --help shows its options",
+            default=default,
+            help=f"(default: {default}); --{name} NAME --help shows its options",
         )
 
 

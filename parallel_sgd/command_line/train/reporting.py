@@ -150,9 +150,9 @@ def ranks_in_words(size: int, workers: int) -> str:
     return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
 
 
-def failures_in_words(lost: int) -> str:
+def failures_in_words(failed: int) -> str:
     """Return ", of which 1 has died", or ""."""
-    return f", of which {lost} {'has' if lost == 1 else 'have'} died" if lost else ""
+    return f", of which {failed} {'has' if failed == 1 else 'have'} died" if failed else ""
 
 
 def _counted(number: int, name: str) -> str:
