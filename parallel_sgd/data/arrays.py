@@ -21,8 +21,7 @@ def as_array(name: str, values: Any) -> Array:
         The array; a view of `values` where NumPy can make a view.
     Raises:
         UserError: the values cannot be converted, or are masked. (An array would silently expose
-            the
-            numbers under the mask.)
+            the numbers under the mask.)
 
     Local. Cost: a mask is read once; other arrays are not read.
     """

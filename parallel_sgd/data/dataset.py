@@ -51,16 +51,14 @@ class Dataset(ABC):
         Args:
             indexes: int [m], each at least 0 and below the number of samples.
             dtype: the float type of the returned x, and of y if y holds floats; None keeps the
-                stored
-                type.
+                stored type.
             classes: y holds labels, integers from 0 to classes - 1; None: y holds any numbers.
         Returns:
             x [m, …] in `dtype` and y [m, …], int64 or in `dtype`. The caller owns both arrays and
-            may
-            change them.
+            may change them.
         Raises:
-            UserError: a value is not finite or too large for its type, labels are not integers
-                or out of range. The message names the data, the sample's index and the value.
+            UserError: a value is not finite or too large for its type, labels are not integers or
+                out of range. The message names the data, the sample's index and the value.
 
         Local.
         """
@@ -83,8 +81,7 @@ class Dataset(ABC):
         """Return the group of each sample: the samples of a group are best read together.
 
         A group is, for example, a part of a file that can only be decoded whole. A shuffled epoch
-        of a
-        source takes `open_groups` groups at a time. Local.
+        of a source takes `open_groups` groups at a time. Local.
 
         Returns:
             int [m], the group number of each sample, from 0; None: samples are read one by one.
@@ -138,8 +135,7 @@ class Arrays(Dataset):
         name: prefix of errors, such as the file's name.
     Raises:
         UserError: not arrays of plain numbers, masked values, lengths that differ, or pandas
-            indexes
-            that differ.
+            indexes that differ.
 
     `read` raises a UserError if a mapped file was written to or cut since it was opened: accessing
     pages beyond the end of a file would kill the process by a signal. (A cut between this check and

@@ -156,8 +156,7 @@ def load_train_test(
     Args:
         path, labels, format, options: as for `load`.
         test, seed: as for `Dataset.split`. No effect if the data are already split, as CIFAR,
-            MNIST,
-            and folders with ``train/`` and ``test/`` are.
+            MNIST, and folders with ``train/`` and ``test/`` are.
         say: called with one line: the data taken for training and for test. ``say=comm.print``
             prints this line on rank 0.
     Returns:

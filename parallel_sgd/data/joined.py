@@ -17,8 +17,8 @@ class Joined(Dataset):
     """Data sets joined end to end: sample indexes run through the first data set, then the next.
 
     Args:
-        datasets: at least 1, with samples of equal shape. Errors name the place in the data set
-            of the sample.
+        datasets: at least 1, with samples of equal shape. Errors name the place in the data set of
+            the sample.
         name: for `repr`.
     Raises:
         UserError: the list is empty, or an element is not a data set.

@@ -16,8 +16,7 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
     """Return the order of an epoch's samples: a permutation drawn from (seed, epoch) alone.
 
     The order depends neither on the rank nor on the number of ranks, so every rank computes the
-    same
-    order without communication. Memory: 8 bytes a sample. Local.
+    same order without communication. Memory: 8 bytes a sample. Local.
 
     Args:
         samples: number of samples.

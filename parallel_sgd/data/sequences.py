@@ -119,8 +119,7 @@ class Sequences(ABC):
             classes: y holds labels, integers from 0 to classes - 1; None: any numbers.
             y_fill: the padding value of y, if y holds sequences.
         Returns:
-            x padded with zeros; y padded too, or an array [m, …] of a target for each sequence.
-                The
+            x padded with zeros; y padded too, or an array [m, …] of a target for each sequence. The
             caller owns the arrays and may change them.
         Raises:
             UserError: a value is not finite or too large for its type, labels are not integers or

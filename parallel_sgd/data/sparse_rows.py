@@ -15,8 +15,7 @@ class SparseRows(NamedTuple):
     """The rows of a minibatch as their non-zero numbers: compressed sparse rows (CSR).
 
     ``scipy.sparse.csr_array((rows.values, rows.columns, rows.begins), rows.shape)`` converts the
-    rows
-    to SciPy, and ``torch.sparse_csr_tensor(begins, columns, values, shape)`` to PyTorch.
+    rows to SciPy, and ``torch.sparse_csr_tensor(begins, columns, values, shape)`` to PyTorch.
 
     Attributes:
         begins: int64 [m + 1]. Row i is the range begins[i] to begins[i + 1] of `columns` and

@@ -86,8 +86,7 @@ def checked_targets(
         [m, …]: int64 if integers are stored, of any sign; else floats.
     Raises:
         UserError: labels as for `checked_labels`; else the values are not numbers, not finite, or
-            too
-            large for int64 or `dtype`.
+            too large for int64 or `dtype`.
     """
     if classes is not None:
         return checked_labels(name, stored, indexes, classes)

@@ -46,8 +46,7 @@ class Rows(Protocol):
         """Start pulling the rows for the next call of `rows`: the same ids, in the same shape.
 
         Only a hint: if `rows` is called with other ids, as an evaluation in between does, `rows`
-        returns
-        the rows of these ids.
+        returns the rows of these ids.
         """
 
 
@@ -57,10 +56,10 @@ class EmbeddedMLP(MLP):
         concatenate:  a_0 = [row(x_1), …, row(x_fields)]
         sum:          a_0 = row(x_1) + … + row(x_fields),    then as in `MLP`
 
-    x is int64 [m, fields], any ids. The rows are not among `parameters`: attach a table
-    of rows, `model.rows = learner.tables["clicks"]`, before using the model. `gradient` and
-    `evaluate` pull rows; `gradient` also pushes the rows' gradient, summed over the minibatch. With
-    hidden layers the rows must not all begin with zeros: no rectifier would ever open.
+    x is int64 [m, fields], any ids. The rows are not among `parameters`: attach a table of rows,
+    `model.rows = learner.tables["clicks"]`, before using the model. `gradient` and `evaluate` pull
+    rows; `gradient` also pushes the rows' gradient, summed over the minibatch. With hidden layers
+    the rows must not all begin with zeros: no rectifier would ever open.
 
     Args:
         fields: ids in a sample, at least 1.
@@ -134,10 +133,8 @@ class EmbeddedMLP(MLP):
             x: int64 [m, fields].
             y, out, ready: as for every `Model`.
             coming: x of the next minibatch, if there is a next. Its rows are pulled while this
-                minibatch
-                is computed, so these rows lack this minibatch's gradient: they are one update
-                older.
-                (In mode "sync" they are pulled after the step.)
+                minibatch is computed, so these rows lack this minibatch's gradient: they are one
+                update older. (In mode "sync" they are pulled after the step.)
         Returns:
             The loss; 0.0 if m is 0, without pull or push.
         Raises:

@@ -56,8 +56,7 @@ class Loss(ABC):
         """Return the sums behind the score, float64 [k].
 
         Sums are additive: the sums of two sets of samples, added, are the sums of their union.
-        Arguments
-        as for `loss_and_delta`, but not changed.
+        Arguments as for `loss_and_delta`, but not changed.
         """
 
     @abstractmethod
@@ -156,11 +155,9 @@ class BinaryCrossEntropy(Loss):
         loss = Σ_i Σ_k log(1 + exp(outputs_ik)) - y_ik outputs_ik        (in nats)
 
     y is [m, outputs], 1 if the sample has the label, else 0; for a single output also [m]. The
-    score
-    is F1 over all labels together ("micro"): 2 hits / (true labels + predicted labels), where
-    outputs
-    above 0 predict a label; 0 if there are neither true nor predicted labels. Unlike accuracy, F1
-    does not reward a model that predicts no label at all when labels are rare.
+    score is F1 over all labels together ("micro"): 2 hits / (true labels + predicted labels), where
+    outputs above 0 predict a label; 0 if there are neither true nor predicted labels. Unlike
+    accuracy, F1 does not reward a model that predicts no label at all when labels are rare.
     """
 
     metric = "f1"

@@ -27,11 +27,11 @@ class MLP(Model):
 
     Args:
         sizes: inputs, the width of each hidden layer, outputs; at least two numbers.
-        loss: "cross-entropy" for the label of one class a sample, with logits as outputs;
-            "squared" for regression; "logistic" for several labels a sample, with a logit for each
-            label as outputs; or a `Loss`.
-        seed: an integer of at least 0. Decides the initial weights, normal with variance
-            2/fan-in (1/fan-in in the last layer; biases 0), the same on NumPy and CuPy.
+        loss: "cross-entropy" for the label of one class a sample, with logits as outputs; "squared"
+            for regression; "logistic" for several labels a sample, with a logit for each label as
+            outputs; or a `Loss`.
+        seed: an integer of at least 0. Decides the initial weights, normal with variance 2/fan-in
+            (1/fan-in in the last layer; biases 0), the same on NumPy and CuPy.
         dtype: float32 or float64; the same initial values, to rounding.
         device: "cpu" for NumPy, "cuda" for CuPy on its current device.
     Raises:

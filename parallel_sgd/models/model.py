@@ -54,8 +54,8 @@ class Model(ABC):
 
         Args:
             x: [m, inputs]; converted to the parameters' dtype. Not changed.
-            y: targets for the loss: [m], integers from 0 to classes - 1, for cross-entropy;
-                [m, outputs] for other losses. Not changed.
+            y: targets for the loss: [m], integers from 0 to classes - 1, for cross-entropy; [m,
+                outputs] for other losses. Not changed.
             out: of the parameters' layout; every value is overwritten, with zeros if m is 0.
             ready: called with the name of each parameter when its gradient is in `out`, last layers
                 first (not if m is 0): `Learner.ready`.
@@ -63,8 +63,7 @@ class Model(ABC):
             The loss, 0.0 if m is 0. Non-finite values pass through, for the learner to handle.
         Raises:
             UserError: not arrays of numbers, shapes that do not fit, or targets that the loss
-                refuses:
-                labels that are not integers, or out of range.
+                refuses: labels that are not integers, or out of range.
 
         Local. Reuses its memory while m does not grow.
         """
@@ -107,8 +106,7 @@ class Model(ABC):
             batch: samples at a time, at least 1; bounds the memory.
         Returns:
             The loss, and the score named by `loss.metric`: accuracy (a fraction) for cross-entropy,
-            R²
-            for squared errors, F1 for several labels.
+            R² for squared errors, F1 for several labels.
         Raises:
             UserError: no samples, or as for `gradient`.
 
@@ -120,8 +118,7 @@ class Model(ABC):
         """Return the sums from which `scores` computes the loss and the score: float64 [k].
 
         Sums are additive: the sums of the parts of a data set (of several ranks, say), added, are
-        the sums
-        of the whole. Arguments and errors as for `evaluate`. Local.
+        the sums of the whole. Arguments and errors as for `evaluate`. Local.
         """
         batch = integer("batch", batch, 1)
         x, y = as_numbers("x", x), as_numbers("y", y, several=False)

@@ -53,8 +53,8 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> tuple[Images,
             have the same names and sizes, and are read, too. None: the folder of Debian's package
             dataset-fashion-mnist.
     Returns:
-        Two data sets with x float32 [n, 1, 28, 28] in 0 to 1 and y int64 [n] from 0 to 9:
-        60,000 and 10,000 images. Memory: 55 MB of bytes, converted to floats as they are read.
+        Two data sets with x float32 [n, 1, 28, 28] in 0 to 1 and y int64 [n] from 0 to 9: 60,000
+        and 10,000 images. Memory: 55 MB of bytes, converted to floats as they are read.
     Raises:
         UserError: a file is missing, malformed, or does not hold such images or labels.
 

@@ -25,8 +25,7 @@ class ByteSequences(Dataset):
     """A text cut into sequences: x is `context` bytes, y the byte after each of them.
 
     Sequence i begins at byte i · context. So an epoch predicts every byte once, except the first
-    byte
-    and the remainder at the end.
+    byte and the remainder at the end.
 
     Args:
         text: not copied.
@@ -105,9 +104,8 @@ def text_sequences(
 
     All files below the folder whose names end in one of `suffixes` are joined, in the order of
     their paths. The last bytes are the test data; no byte is in both parts. If files are named as
-    parts (wiki.train.txt and wiki.valid.txt), or folders are (``train/``, ``test/``), these are
-    the two parts: see `parquet_parts`. A name with further words ("the test of honour.txt") is a
-    part
+    parts (wiki.train.txt and wiki.valid.txt), or folders are (``train/``, ``test/``), these are the
+    two parts: see `parquet_parts`. A name with further words ("the test of honour.txt") is a part
     only if another part has the same further words. Hidden files and files of the operating system
     are skipped.
 
@@ -121,10 +119,8 @@ def text_sequences(
         same on every machine with the same files.
     Raises:
         UserError: an argument is not as required, there is no such file, a file cannot be read or
-            is
-            no regular file, the names leave doubt about the test part, or the text of either part
-            is
-            too short for a sequence.
+            is no regular file, the names leave doubt about the test part, or the text of either
+            part is too short for a sequence.
 
     Local: every rank reads the files.
     """

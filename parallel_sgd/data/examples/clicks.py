@@ -22,14 +22,13 @@ class Clicks(Dataset):
     """Samples computed from their number and the seed: nothing is stored.
 
     Each field of a sample holds an id: the r-th most frequent of `vocabulary` ids with a
-    probability
-    close to r^-exponent. So a few ids are everywhere, and most ids never occur. A click has
+    probability close to r^-exponent. So a few ids are everywhere, and most ids never occur. A click
+    has
 
         log(p / (1 - p)) = bias + Σ_f w(id_f),    w uniform, of variance deviation² / fields
 
     where w is a hash of the id and the seed. y is 1 with probability p. Fields share no ids. The
-    ids
-    are hashes too: int64 over all of the 2^63 nonnegative numbers.
+    ids are hashes too: int64 over all of the 2^63 nonnegative numbers.
 
     Args:
         samples: number of samples, at least 1.
@@ -100,8 +99,7 @@ class Clicks(Dataset):
             mean of -p log p - (1 - p) log(1 - p)
 
         No model's expected loss is lower. A trained model has seen some ids rarely or never, and
-        stays
-        above this loss. Local. Cost: generates all samples, part by part.
+        stays above this loss. Local. Cost: generates all samples, part by part.
         """
         total = 0.0
         for begin in range(0, self.samples, PART):

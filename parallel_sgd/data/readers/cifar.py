@@ -53,8 +53,7 @@ class CifarFile(Images):
         label: name of the label to use as y; None: the last label.
     Raises:
         UserError: the file is missing, not readable or no regular file, or does not consist of
-            whole
-            records.
+            whole records.
 
     Memory-mapped: only the requested records are read. A label out of range is refused when it is
     read. Local.

@@ -85,8 +85,7 @@ class Stream(ABC):
 
         Raises:
             _BadSample: a sample is not as required. The message describes the problem only if
-                `texts` has
-                a single sample.
+                `texts` has a single sample.
         """
         rows, columns, values = self._parsed(texts, np.dtype(np.float64) if self.one_hot else kind)
         if not self.one_hot:
@@ -202,8 +201,7 @@ def checked_streams(streams: Any) -> dict[str, Stream | None]:
         The streams of a file by name; None for a stream to skip.
     Raises:
         UserError: not a mapping from names to streams or None, fewer than two streams, or two
-            streams
-            with the same name in the file.
+            streams with the same name in the file.
     """
     if not isinstance(streams, Mapping):
         raise UserError(f"streams={shown(streams)} must be a mapping from names to streams")

@@ -115,10 +115,9 @@ def load_cntk_text(
     """Open a file in CNTK's text format, with one sample of each stream in each sequence.
 
     A line is ``[sequence id] |name values |name values |# comment``, with spaces or tabs.
-    Consecutive
-    lines with the same id form a sequence; a line without id continues the sequence of the last id.
-    Without any ids, each line is a sequence. Blank lines are ignored. A comment ends at the
-    next "|" other than "|#". A line is parsed when read, and errors name the line.
+    Consecutive lines with the same id form a sequence; a line without id continues the sequence of
+    the last id. Without any ids, each line is a sequence. Blank lines are ignored. A comment ends
+    at the next "|" other than "|#". A line is parsed when read, and errors name the line.
 
     Args:
         path: of the file.
@@ -136,8 +135,7 @@ def load_cntk_text(
     Local; with `comm` collective. Cost: one pass over the bytes; memory: 8 bytes a sequence.
 
     Unlike in CNTK, a dense sample with fewer values than the dimension is an error, and so is
-    anything
-    that CNTK would skip with a warning.
+    anything that CNTK would skip with a warning.
     """
     return CNTKSamples(CNTKFile(path, streams, comm))
 
@@ -155,8 +153,7 @@ def load_cntk_sequences(
         streams, comm: as for `load_cntk_text`. The samples of x are the tokens.
     Returns:
         The sequences. x is `Padded`, with values float [m, longest, dimension], or int64 [m,
-        longest]
-        if x is `one_hot`; y likewise, with its own lengths, or an array [m, …] if y is
+        longest] if x is `one_hot`; y likewise, with its own lengths, or an array [m, …] if y is
         `per_sequence`.
     Raises:
         UserError: as for `load_cntk_text`; or a sequence has no x, or x is `per_sequence`.

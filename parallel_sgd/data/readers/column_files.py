@@ -34,8 +34,7 @@ class ColumnFile(ABC):
         path: of a regular file.
     Attributes:
         kinds: for each numeric column (dtype, width). The width is None for a number in each row,
-            and
-            k for a list of k numbers; 0 for lists whose length the file does not declare.
+            and k for a list of k numbers; 0 for lists whose length the file does not declare.
         columns: the names of all columns.
         indexes: the columns that are a DataFrame's index (pandas stores an index as columns).
         rows: number of rows of each group.
@@ -84,8 +83,7 @@ class ColumnFile(ABC):
             For each column an array [rows] or [rows, k], as stored; read-only.
         Raises:
             UserError: the file is malformed or has changed; a value is missing (null), named by its
-                row
-                in the file, from 0; or a list has another length than the first.
+                row in the file, from 0; or a list has another length than the first.
 
         Local. Cost: reads and decodes these columns of the group.
         """

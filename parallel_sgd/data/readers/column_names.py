@@ -19,8 +19,7 @@ class Header(Protocol):
     Attributes:
         columns: the names of all columns.
         kinds: the selectable columns, with (dtype, width): unique names of numeric columns. The
-            width
-            is None for a number in each row.
+            width is None for a number in each row.
         types: the type of each column, as text.
         indexes: the columns that are names of rows.
     """

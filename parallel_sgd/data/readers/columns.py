@@ -29,22 +29,18 @@ class Columns(Dataset):
 
     If all decoded columns fit into `most_bytes`, each group of rows is decoded once, when first
     needed, and kept; samples are shuffled among all groups. Otherwise as many groups are kept as
-    fit. A
-    shuffled epoch of a `Source` then takes so many groups at a time, in a random order, and the
-    samples
-    of these groups in a random order: each group is decoded about once an epoch, on about one rank.
-    (A
-    group is always decoded whole, even if a single group is larger than `most_bytes`. Without
-    `shuffle` every rank decodes all groups. Reading samples in a different random order, as a
-    PyTorch
-    `DataLoader` does without our sampler, decodes a group for almost every sample.)
+    fit. A shuffled epoch of a `Source` then takes so many groups at a time, in a random order, and
+    the samples of these groups in a random order: each group is decoded about once an epoch, on
+    about one rank. (A group is always decoded whole, even if a single group is larger than
+    `most_bytes`. Without `shuffle` every rank decodes all groups. Reading samples in a different
+    random order, as a PyTorch `DataLoader` does without our sampler, decodes a group for almost
+    every sample.)
 
     Args:
         files: at least one, with the same columns; the rows of the files are concatenated.
         x: the names of numeric columns, which become [n, k] in this order; or the name of a single
             column, of numbers ([n, 1]) or of lists of equal lengths ([n, k]). None: the column "x"
-            if
-            there is one, else all columns except y and pandas' index columns.
+            if there is one, else all columns except y and pandas' index columns.
         y: likewise; a single column of numbers gives [n]. None: the first of "y", "label" and
             "target" that exists.
         most_bytes: limit on decoded columns in memory on this rank; the same on all ranks.
@@ -52,10 +48,8 @@ class Columns(Dataset):
         x_columns, y_columns: the names of the columns.
     Raises:
         UserError: a column is missing or not numeric, or the files' columns differ. While reading:
-            a
-            missing value (null), a list of another length, or a damaged file, named by file and
-            row;
-            and as for `Dataset.read`.
+            a missing value (null), a list of another length, or a damaged file, named by file and
+            row; and as for `Dataset.read`.
 
     Several columns are kept in their common NumPy type until read. Local. Threads may share this.
     """

@@ -93,16 +93,15 @@ def load_csv(
     Args:
         path: of the file, possibly compressed (``.csv.gz``), or of a folder that is not split into
             training and test files.
-        x: the names of numeric (or true/false) columns, which become [n, k] in this order.
-            None: the column "x" if there is one; else all columns except y, and except a nameless
-            first column of row names as written by pandas and R.
+        x: the names of numeric (or true/false) columns, which become [n, k] in this order. None:
+            the column "x" if there is one; else all columns except y, and except a nameless first
+            column of row names as written by pandas and R.
         y: the name of a column: whole numbers become int64 [n], other numbers float64, and names
             labels of classes. Or a list of names of numeric columns: [n, k]. None: the first of
             "y", "label" and "target" that exists.
         names: of the classes, by label, if y holds names. None: the names found, sorted.
         delimiter, header: as for `CSVFile`. Without a header, x and y are numbers of columns, from
-            0,
-            or from -1 backwards.
+            0, or from -1 backwards.
     Returns:
         The data set: x int64 if all values are whole numbers, else float64; converted as it is
             read.

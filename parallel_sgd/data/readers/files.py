@@ -36,8 +36,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
         path: of the file.
     Returns:
         The data set, memory-mapped. Compressed arrays (`numpy.savez_compressed`) are read whole
-        into
-        memory by every rank; only their checksums are verified.
+        into memory by every rank; only their checksums are verified.
     Raises:
         UserError: the file is missing, malformed, truncated, not readable or no regular file; holds
             Python objects (which could execute code) or more than memory does; or x and y do not
@@ -100,8 +99,7 @@ def load_idx_pair(path: str | os.PathLike[str], labels: str | os.PathLike[str]) 
     """Open an IDX file of x and an IDX file of y, memory-mapped.
 
     Every rank reads a ``.gz`` file whole. Images of bytes (ubyte [n, height, width]) become floats
-    in
-    0 to 1 as they are read. Local.
+    in 0 to 1 as they are read. Local.
     """
     x, y = mapped_idx(path), mapped_idx(labels)
     kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays

@@ -34,8 +34,8 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
         An array of the file's type and sizes, in native byte order, owned by the caller.
     Raises:
         UserError: the file is missing, not readable or no regular file, has another magic number,
-            is truncated or longer than its sizes require, or requires more than memory holds.
-            A size larger than the file can hold is refused before memory is allocated.
+            is truncated or longer than its sizes require, or requires more than memory holds. A
+            size larger than the file can hold is refused before memory is allocated.
 
     Local. Format: http://yann.lecun.com/exdb/mnist, at the end of the page.
     """

@@ -49,14 +49,12 @@ class ImageFolder(Dataset):
     Transparency is dropped.
 
     Args:
-        folder: its subfolders are the classes, by sorted names, 0 for the first. All files below
-            a subfolder whose names end in one of `SUFFIXES`, in any case, are its images. Hidden
+        folder: its subfolders are the classes, by sorted names, 0 for the first. All files below a
+            subfolder whose names end in one of `SUFFIXES`, in any case, are its images. Hidden
             files and folders and files of operating systems (Thumbs.db, __MACOSX) are skipped. A
-            file
-            of another name whose content is an image is an error.
+            file of another name whose content is an image is an error.
         size: (height, width) to resize each image to, after cropping the longer side at both ends
-            to
-            this aspect ratio. None: all images must have the size of the first image.
+            to this aspect ratio. None: all images must have the size of the first image.
         colour: "rgb" for 3 channels, "grey" for 1.
         names: the classes' names, by label, instead of the folder's; the folder may have no further
             classes. If subfolders are named as parts of data (train, test, dev), this argument
@@ -67,9 +65,9 @@ class ImageFolder(Dataset):
         files: the path of each sample.
     Raises:
         UserError: Pillow is missing, an argument is not as required, or there is no class, or a
-            class
-            without images. While reading: a file is no image or damaged, has changed, has more than
-            8 bits a colour, has another size, or has more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
+            class without images. While reading: a file is no image or damaged, has changed, has
+            more than 8 bits a colour, has another size, or has more pixels than
+            `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Local: every rank lists the folder, and decodes the images of its own part of each minibatch.
     """
@@ -165,10 +163,9 @@ def image_folders(
 
     Args:
         folder: contains a training and a test folder, each with a folder for each class. The two
-            are
-            recognized by their names, such as Training, seg_train, and testing, validation, dev,
-            holdout. A validation folder beside a test folder is skipped. The classes are those of
-            the training part: the test part may have no further classes.
+            are recognized by their names, such as Training, seg_train, and testing, validation,
+            dev, holdout. A validation folder beside a test folder is skipped. The classes are those
+            of the training part: the test part may have no further classes.
         size, colour: as for `ImageFolder`; see there for accepted and refused files. The test part
             gets the training part's size.
     Raises:

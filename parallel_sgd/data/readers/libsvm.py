@@ -228,8 +228,8 @@ def load_libsvm(
         target: meaning of labels. "class": a whole number, y int64 [m]. "value": a number, y float
             [m]. "labels": several whole numbers or none, as 1,3,7: y int64 [m, labels] of 0 and 1.
         classes: the number of labels, from 0 on; or the list of labels, as ``[-1, 1]``: y is then
-            the
-            index in this list. None: "class" takes whole numbers as given. Required for "labels".
+            the index in this list. None: "class" takes whole numbers as given. Required for
+            "labels".
         comm: each rank indexes its part of the file, and all ranks get the whole index; None: this
             rank indexes the whole file.
     Returns:

@@ -31,8 +31,7 @@ def load_parquet(
 
     Args:
         path: of the file, or of a folder (without its subfolders) that is not split into training
-            and
-            test files.
+            and test files.
         x, y, most_bytes: as for `Columns`; see there for times of reading, and for errors.
     Raises:
         UserError: as for `Columns`; or pyarrow is missing, or a file is missing or malformed.
@@ -75,8 +74,7 @@ def parquet_parts(
             the columns of the training data.
     Raises:
         UserError: as for `load_parquet`; a part is missing; or the folder holds further data files,
-            or
-            several words of the same kind.
+            or several words of the same kind.
 
     Local.
     """

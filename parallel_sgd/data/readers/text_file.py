@@ -130,8 +130,7 @@ class TextFile:
             end: digits from here on are ignored.
         Returns:
             int64 [places], the numbers; int64 [places], their numbers of digits, or 19 for more
-            than 18
-            digits: the number is then made of the first 18.
+            than 18 digits: the number is then made of the first 18.
         """
         values, digits = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
         going_on = np.arange(len(places))

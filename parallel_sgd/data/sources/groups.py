@@ -15,9 +15,8 @@ class GroupedOrder:
     """An order that keeps the samples of a group together; a slice of the order is a minibatch.
 
     The groups are shuffled and taken `together` at a time, and their samples are shuffled among
-    each
-    other. A slice is arranged by group. So a rank's contiguous part of a slice has few groups, and
-    its parts of the following slices have the same groups.
+    each other. A slice is arranged by group. So a rank's contiguous part of a slice has few groups,
+    and its parts of the following slices have the same groups.
 
     Args:
         groups: int [n], the group of each sample.

@@ -90,25 +90,20 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
         Args:
             learner: its clock is read at the beginning and between epochs. Minibatches fetched
-                ahead
-                count as trained on. The learner must take a step for every minibatch, even an empty
-                one.
+                ahead count as trained on. The learner must take a step for every minibatch, even an
+                empty one.
         Yields:
             x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays. The caller owns
-            both
-            and may change them. m may be 0.
+            both and may change them. m may be 0.
         Raises:
             SharedError: on all ranks, if the ranks disagree on an argument; if the learner's clock
-                is
-                before `start` or within a minibatch; if the source refuses the ranks or their data
-                (see
-                its class); or if a sample read by any rank is not as required (see `Dataset.read`).
-                In
-                the last case the remaining ranks raise when they next wait for the failed rank.
+                is before `start` or within a minibatch; if the source refuses the ranks or their
+                data (see its class); or if a sample read by any rank is not as required (see
+                `Dataset.read`). In the last case the remaining ranks raise when they next wait for
+                the failed rank.
 
         Collective at the first minibatch for a learner, when the ranks check that they agree. Local
-        from
-        then on: the steps taken with the minibatches keep the ranks in lockstep.
+        from then on: the steps taken with the minibatches keep the ranks in lockstep.
         """
         require_learner(learner)
         if getattr(learner, "serves", False):  # a server gets no minibatches

@@ -18,23 +18,19 @@ class RankSource(MinibatchSource):
     """Minibatches composed of a part from each rank's separate data.
 
     Rank k takes its share of `minibatch_size` (equal shares, up to one sample) from its own
-    samples,
-    in an order drawn from (seed, epoch). A rank that has used up its samples yields empty
-    minibatches
-    and stays in lockstep, until the epoch ends on all ranks with the last sample of the longest
-    data.
-    A rank may have no samples at all.
+    samples, in an order drawn from (seed, epoch). A rank that has used up its samples yields empty
+    minibatches and stays in lockstep, until the epoch ends on all ranks with the last sample of the
+    longest data. A rank may have no samples at all.
 
     The ranks exchange their numbers of samples once, at the first minibatch. After that the
-    position
-    is a function of the learner's samples alone: a new source with the same arguments continues at
-    the clock of a restored learner.
+    position is a function of the learner's samples alone: a new source with the same arguments
+    continues at the clock of a restored learner.
 
     A warm start needs the same minibatch on every rank and is impossible here.
 
     Args:
-        x: this rank's inputs [n, …], n from 0, plain numbers in memory or memory-mapped; or
-            without `y` a `Dataset` or any object whose items are pairs (x_i, y_i).
+        x: this rank's inputs [n, …], n from 0, plain numbers in memory or memory-mapped; or without
+            `y` a `Dataset` or any object whose items are pairs (x_i, y_i).
         y: this rank's targets [n, …]: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch while every rank has samples
             left; at least the number of ranks.

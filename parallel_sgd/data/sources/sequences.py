@@ -24,11 +24,10 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
 
     In epoch e the sequences are taken in an order drawn from (seed, e). A minibatch is the longest
     run of sequences with at most `minibatch_size` tokens, or `minibatch_size` sequences. Rank k
-    gets
-    the k-th of K contiguous parts with about equal numbers of tokens. So the ranks' parts, joined,
-    are the minibatch that a single rank would get, whatever K; every sequence is used exactly once
-    an epoch; and all ranks take the same number of steps. A rank has no sequence only if the
-    minibatch has fewer sequences than there are ranks.
+    gets the k-th of K contiguous parts with about equal numbers of tokens. So the ranks' parts,
+    joined, are the minibatch that a single rank would get, whatever K; every sequence is used
+    exactly once an epoch; and all ranks take the same number of steps. A rank has no sequence only
+    if the minibatch has fewer sequences than there are ranks.
 
     The learner counts `unit` as samples: ``learner.step(samples=x.tokens)``, or
     ``samples=len(x.lengths)`` with unit="sequences". The position is a function of the learner's
@@ -38,12 +37,11 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
     Args:
         x: `Sequences`, as `load_cntk_sequences` returns; or a list of arrays [length, …], each of
             integers (which stay int64) or floats.
-        y: for a list x: a list of arrays with their own lengths (labels of tokens, say), or
-            an array [n, …], a target for each sequence.
+        y: for a list x: a list of arrays with their own lengths (labels of tokens, say), or an
+            array [n, …], a target for each sequence.
         minibatch_size: of all ranks together, in `unit`. With unit="tokens" an upper limit, at
-            least
-            the length of the longest sequence; with unit="sequences" an exact number. Or a schedule
-            of these by samples, as for `Source`.
+            least the length of the longest sequence; with unit="sequences" an exact number. Or a
+            schedule of these by samples, as for `Source`.
         unit: "tokens" or "sequences": unit of `minibatch_size`, of `start` and of the learner's
             count.
         y_fill: the padding value of y; PyTorch's ``cross_entropy`` ignores -100. x is padded with
@@ -56,8 +54,8 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
     `Padded` too, or an array [m, …] of a target for each sequence. m may be 0.
 
     At the first minibatch the ranks compare all lengths and the tokens of a few sequences, and
-    raise
-    a SharedError if these differ. Minibatches that begin in a warm start are whole on every rank.
+    raise a SharedError if these differ. Minibatches that begin in a warm start are whole on every
+    rank.
 
     Local; iteration is collective at the first minibatch. Memory: 32 bytes a sequence for the order
     of the current epoch, and one minibatch.

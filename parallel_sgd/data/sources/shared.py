@@ -20,8 +20,7 @@ class Source(MinibatchSource):
     (seed, epoch) alone. Rank k gets the k-th of K contiguous parts; the sizes of the parts differ
     by at most 1. So the ranks' parts, joined, are the minibatch that a single rank would get,
     whatever K; every sample is used exactly once an epoch (the last minibatch may be short); and
-    all
-    ranks take the same number of steps, some with an empty part if there are fewer samples than
+    all ranks take the same number of steps, some with an empty part if there are fewer samples than
     ranks.
 
     The position is a function of the learner's samples alone: a new source with the same arguments
@@ -37,25 +36,22 @@ class Source(MinibatchSource):
         y: targets [n, …], plain numbers: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
             samples seen by all ranks to sizes, ``{0: 64, 100_000: 256}``; or a function from
-            samples
-            seen to sizes.
+            samples seen to sizes.
         epochs: passes over the data, at least 1.
         seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
         dtype: the float type of each minibatch's x, and of y if y holds floats; None keeps the
             stored type.
         classes: y holds labels, integers from 0 to classes - 1; any other label is refused when
-            read.
-            None: y holds any numbers; integers become int64. (The models here refuse labels out of
-            range; your own model must do so.)
+            read. None: y holds any numbers; integers become int64. (The models here refuse labels
+            out of range; your own model must do so.)
         start: the learner's samples before this source's first sample, if the learner has already
             been trained on another source.
     Raises:
         UserError: an argument is not as required, or there are no samples.
 
     At the first minibatch the ranks compare a few of their samples, and raise a SharedError if
-    these
-    differ. Minibatches that begin in a warm start are whole on every rank.
+    these differ. Minibatches that begin in a warm start are whole on every rank.
 
     Local; iteration is collective at the first minibatch. Memory: 8 bytes a sample for the order of
     the current epoch (32 bytes with groups), and one minibatch.
