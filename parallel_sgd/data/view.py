@@ -68,7 +68,7 @@ class FeedView(Protocol):
 
     @property
     def may_rewind(self) -> bool:
-        """Training may go back into the pass, also after all of it was given. Local."""
+        """True if training may roll back into the pass, even after its last minibatch. Local."""
 
     @property
     def trained(self) -> bool:

@@ -37,6 +37,7 @@ class Learner:
     distributed: bool = True
     samples: int = 0
     expected: tuple | None = None
+    may_rewind: bool = False
 
     def announce(self, samples, total):
         self.expected = samples, total
