@@ -173,7 +173,7 @@ def test_train_py_takes_columns_by_name(written):
     options, _, _ = read(["--data", str(path), "--x", "a", "c", "--y", "price"])
     found = read_data(options)
     assert found.train.read(np.arange(3))[0].shape == (3, 2) and found.task.name == "regression"
-    assert found.taken.startswith("regression, to train on: Subset(8 samples of CSVTable(")
+    assert found.sources.startswith("regression, to train on: Subset(8 samples of CSVTable(")
     options, _, _ = read(["--data", str(path), "--x", "a", "--y", "b", "c"])
     assert read_data(options).train.read(np.arange(3))[1].shape == (3, 2)
     with pytest.raises(UserError, match="reader='y=c': --y says that already"):
