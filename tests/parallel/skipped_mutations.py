@@ -62,7 +62,7 @@ LEFT_OUT_MUTATIONS = [
     Mutation(
         "residuals as the exchange left them",
         OverlappedExchange,
-        "_keep",
+        "_copy_residuals",
         nothing,
         ["left out, overlap", "left out, conservation"],
     ),
