@@ -1,4 +1,4 @@
-"""An exchange that runs in the background while the rest of the gradient is being computed."""
+"""An exchange in the background, while the rest of the gradient is being computed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Array = Any  #: a NumPy or CuPy array
 class OverlappedExchange:
     """Runs one exchange at a time in a background thread, bucket by bucket.
 
-    A bucket is complete, and may be sent, once all of its parameters are `ready`. Values that
-    cannot be sent (NaN, for example) are replaced by zeros to protect the residuals of all ranks.
-    `problem` then holds the reason until the ranks agree on the minibatch.
+    A bucket is complete, and may be sent, once all of its parameters are `ready`. Invalid values
+    (NaN, for example) are replaced by zeros to protect the residuals of all ranks. `problem` then
+    holds the reason until the ranks agree on the minibatch.
 
     Args:
-        buckets: in the order in which they are sent.
+        buckets: in the order of sending.
         name: of the thread.
 
     Attributes:
         problem: the reason why a part of the gradient cannot be exchanged, or None.
-        restores_residuals: called as an exchange begins. If it returns True, the residuals are
-            copied, and `drain` restores the copies.
+        restores_residuals: called as an exchange begins. If True, the residuals are copied, and
+            `drain` restores the copies.
         on_complete: called with the vector and the slice of a complete bucket, before the bucket is
             sent.
 
@@ -114,11 +114,11 @@ class OverlappedExchange:
         residuals: Residuals | None,
         comm: Communicator,
     ) -> None:
-        """Complete an exchange that any rank has begun, and discard the sum.
+        """Complete an exchange begun by any rank, and discard the sum.
 
         Args:
             exchange: begun here if this rank has not begun.
-            empty: returns a vector of zeros, for a rank that has not begun.
+            empty: returns a vector of zeros, for a rank without an exchange.
             residuals: updated, or restored if `restores_residuals` asked for copies.
             comm: the ranks.
 

@@ -40,7 +40,7 @@ WINDOW = 2 << 20
 
 
 class Task:
-    """The state of a piece being exchanged.
+    """The state of a piece in the exchange.
 
     Args:
         piece: the piece.
@@ -49,8 +49,8 @@ class Task:
     Attributes:
         steps: a generator of the piece's work, which yields before each wait.
         missing: the number of missing messages, by VALUES, ENCODED, REDUCED and SENT.
-        awaited: the message kind being waited for, or -1.
-        barrier: the last barrier that the piece arrived at, or None.
+        awaited: the awaited kind of message, or -1.
+        barrier: the last barrier reached by the piece, or None.
     """
 
     __slots__ = ("awaited", "barrier", "missing", "piece", "steps")
