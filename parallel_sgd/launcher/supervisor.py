@@ -282,7 +282,7 @@ class Supervisor:
         self._all_exited_s = self._all_exited_s + _POLL_INTERVAL_S if exited else 0.0
         if self._all_exited_s > _END_TIMEOUT_S:
             return f"all ranks have ended, and mpiexec has not within {_END_TIMEOUT_S:g} s"
-        lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
+        lines = [] if self._heartbeat_table is None else self._heartbeat_table.heartbeats()
         states = {line.state(now) for line in lines}
         stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}
         self._stopped_s = self._stopped_s + _POLL_INTERVAL_S if stopped else 0.0
@@ -295,7 +295,7 @@ class Supervisor:
 
     def show_stacks(self) -> None:
         """Make the ranks on this host write their stacks into their logs."""
-        lines = [] if self._heartbeat_table is None else self._heartbeat_table.lines()
+        lines = [] if self._heartbeat_table is None else self._heartbeat_table.heartbeats()
         reached = [line.signal(SHOW_STACKS) for line in lines]
         if any(reached):
             time.sleep(SHOWN_S)

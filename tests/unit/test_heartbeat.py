@@ -16,7 +16,7 @@ import pytest
 from parallel_sgd.communication.job_environment import FOLDER
 from parallel_sgd.communication.liveness.eviction import evict_unresponsive_ranks, unresponsive
 from parallel_sgd.communication.liveness.heartbeat import (
-    LINE_BYTES,
+    HEARTBEAT_BYTES,
     Heartbeat,
     HeartbeatTable,
     RankState,
@@ -59,7 +59,7 @@ def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) ->
 
 
 def vary(heartbeat_table: HeartbeatTable, rank: int, **changed: object) -> Heartbeat:
-    (line,) = (line for line in heartbeat_table.lines() if line.rank == rank)
+    (line,) = (line for line in heartbeat_table.heartbeats() if line.rank == rank)
     return Heartbeat(**{**vars(line), **changed})  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_who_does_not_move(
         3: (RankState.STOPPED, 6),
         6: (RankState.STANDS_BY, 9),
     }
-    said = [line.in_words(time.monotonic()) for line in heartbeat_table.lines()]
+    said = [line.in_words(time.monotonic()) for line in heartbeat_table.heartbeats()]
     assert said[0] == f"rank 0 (pid {processes[0].pid}) waits in alltoall, for 8 s"
     assert said[3].endswith("is stopped, by a signal or a debugger, for 6 s")
     assert said[5] == f"rank 5 (pid {processes[5].pid}) is gone"
@@ -120,7 +120,7 @@ def test_a_line_is_read_as_a_whole_while_it_is_written(tmp_path: Path) -> None:
     while writer.poll() is None:
         seen |= {
             (line.process, line.birth, line.written, line.timeout_s)
-            for line in heartbeat_table.lines()
+            for line in heartbeat_table.heartbeats()
         }
     assert writer.returncode == 0 and len(seen) > 10
     assert all(len({*line}) == 1 for line in seen)
@@ -131,16 +131,16 @@ def test_a_line_of_which_half_is_written_is_the_one_before(tmp_path: Path) -> No
     writes the bytes."""
     heartbeat_table = make_heartbeat_table(tmp_path / "board", 1)
     lines = [Heartbeat(0, n, n, n, n, n, n, f"wait {n}") for n in range(1, 4)]
-    assert heartbeat_table.lines() == []
-    before, known = bytes(LINE_BYTES), []
+    assert heartbeat_table.heartbeats() == []
+    before, known = bytes(HEARTBEAT_BYTES), []
     for line in lines:
         heartbeat_table.write(line)
         after = heartbeat_table._memory[:]
-        assert heartbeat_table.lines() == [line]
-        for cut in range(1, LINE_BYTES):
+        assert heartbeat_table.heartbeats() == [line]
+        for cut in range(1, HEARTBEAT_BYTES):
             for torn in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
                 heartbeat_table._memory[:] = torn
-                assert heartbeat_table.lines() in (known, [line])
+                assert heartbeat_table.heartbeats() in (known, [line])
         heartbeat_table._memory[:] = before = after
         known = [line]
 
@@ -148,7 +148,7 @@ def test_a_line_of_which_half_is_written_is_the_one_before(tmp_path: Path) -> No
 def test_there_is_room_for_the_whole_board_once_it_is_made(tmp_path: Path) -> None:
     """Else a full disk would be found out by a signal, when it is written to."""
     make_heartbeat_table(tmp_path / "board", 1000)
-    assert (tmp_path / "board").stat().st_blocks * 512 >= 1000 * LINE_BYTES
+    assert (tmp_path / "board").stat().st_blocks * 512 >= 1000 * HEARTBEAT_BYTES
 
 
 def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..phrases import in_words
 from ..stderr import write_stderr
-from . import heartbeat as heartbeat_table
-from . import mail
+from . import heartbeat, mail
 from .abort import SCAFFOLD, user_location
 from .heartbeat import ANSWERING, Heartbeat
 
@@ -98,11 +97,11 @@ class StatusQuery:
     def _status_report(self, name: str) -> StatusReport:
         wait, now = self._wait(), time.monotonic()
         if wait is None:
-            does = f"{heartbeat_table.RankState.COMPUTES.value}{_place()}"
+            does = f"{heartbeat.RankState.COMPUTES.value}{_place()}"
         else:
             does = f"waits in {wait[0]}, for {now - wait[1]:.0f} s"
         collective_counts = self._finish_protocol.collective_counts(name)
-        mates = {line.rank: line.in_words(now) for line in silent(now)}
+        mates = {mate.rank: mate.in_words(now) for mate in silent(now)}
         return StatusReport(self._rank, collective_counts, does, mates)
 
     def _show(self, why: str) -> None:
@@ -123,13 +122,11 @@ class StatusQuery:
         Only the lowest responsive rank of a host does so.
         """
         now, rank = time.monotonic(), self._rank
-        if any(
-            m.rank < rank and m.state(now) in ANSWERING for m in heartbeat_table.own.neighbours()
-        ):
+        if any(m.rank < rank and m.state(now) in ANSWERING for m in heartbeat.own.neighbours()):
             return
-        signalled = [line.signal(heartbeat_table.SHOW_STACKS) for line in silent(now)]
+        signalled = [neighbour.signal(heartbeat.SHOW_STACKS) for neighbour in silent(now)]
         if any(signalled):  # a stopped process writes only after it continues
-            time.sleep(heartbeat_table.SHOWN_S)
+            time.sleep(heartbeat.SHOWN_S)
 
     def query_all(self, name: str, why: str) -> dict[int, StatusReport] | None:
         """Collect status reports from all other ranks for up to ANSWERED_S.
@@ -141,7 +138,7 @@ class StatusQuery:
             why: the reason, as the text after "rank 3".
         """
         if self.showing_stacks:  # the querying rank prints the reports
-            until = time.monotonic() + ANSWERED_S + heartbeat_table.SHOWN_S
+            until = time.monotonic() + ANSWERED_S + heartbeat.SHOWN_S
             while time.monotonic() < until:
                 time.sleep(0.02)
                 self.check_messages()
@@ -180,9 +177,9 @@ class StatusQuery:
 def silent(now: float) -> list[Heartbeat]:
     """Return the heartbeats of this host's other ranks that run but do not respond."""
     return [
-        line
-        for line in heartbeat_table.own.neighbours()
-        if line.state(now) in heartbeat_table.NOT_ANSWERING
+        neighbour
+        for neighbour in heartbeat.own.neighbours()
+        if neighbour.state(now) in heartbeat.NOT_ANSWERING
     ]
 
 
@@ -199,11 +196,11 @@ def missing_in_words(
     """
     if answers is None:
         return []
-    now = time.monotonic()
-    states = {line.rank: line.in_words(now) for line in heartbeat_table.own.neighbours()}
-    for line in heartbeat_table.own.neighbours():
-        if line.state(now) in ANSWERING:
-            states[line.rank] += ", but does not answer: is its link cut?"
+    now, neighbours = time.monotonic(), heartbeat.own.neighbours()
+    states = {neighbour.rank: neighbour.in_words(now) for neighbour in neighbours}
+    for neighbour in neighbours:
+        if neighbour.state(now) in ANSWERING:
+            states[neighbour.rank] += ", but does not answer: is its link cut?"
     for answer in answers.values():
         states |= answer.mates
     unanswered = [rank for rank in awaited if rank not in answers]

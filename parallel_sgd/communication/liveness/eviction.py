@@ -20,18 +20,18 @@ class Unresponsive:
     """A rank without progress for a while.
 
     Attributes:
-        line: heartbeat of the rank.
+        heartbeat: heartbeat of the rank.
         state: state of the rank: waiting, standing by, computing, or not answering.
         seconds: time in this state.
     """
 
-    line: Heartbeat
+    heartbeat: Heartbeat
     state: RankState
     seconds: float
 
     @property
     def rank(self) -> int:
-        return self.line.rank
+        return self.heartbeat.rank
 
 
 def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unresponsive]:
@@ -45,11 +45,11 @@ def unresponsive(heartbeat_table: HeartbeatTable, for_s: float) -> list[Unrespon
     for. Exited ranks are left out.
     """
     now, found = time.monotonic(), []
-    for line in heartbeat_table.lines():
-        state = line.state(now)
-        seconds = now - line.since(state)
+    for heartbeat in heartbeat_table.heartbeats():
+        state = heartbeat.state(now)
+        seconds = now - heartbeat.since(state)
         if state is not RankState.EXITED and seconds > for_s:
-            found.append(Unresponsive(line, state, seconds))
+            found.append(Unresponsive(heartbeat, state, seconds))
     return found
 
 
@@ -67,23 +67,25 @@ def evict_unresponsive_ranks(heartbeat_table: HeartbeatTable, for_s: float) -> l
     culprits = [entry for entry in found if entry.state in states]
     victims = {entry.rank for entry in found} - {entry.rank for entry in culprits}
     first = own.rank == min(victims, default=own.rank)  # all victims run this; one requests stacks
-    return evict([entry.line for entry in culprits], show=first)
+    return evict([entry.heartbeat for entry in culprits], show=first)
 
 
-def evict(lines: Sequence[Heartbeat], *, show: bool) -> list[int]:
+def evict(heartbeats: Sequence[Heartbeat], *, show: bool) -> list[int]:
     """Kill ranks of this host after they have written their stacks. Return the killed ranks.
 
     Args:
-        lines: heartbeats of the ranks.
+        heartbeats: heartbeats of the ranks.
         show: this rank requests the stacks; stopped ranks cannot write stacks.
     """
     now = time.monotonic()
-    writing = [line for line in lines if line.state(now) is not RankState.STOPPED]
+    writing = [
+        heartbeat for heartbeat in heartbeats if heartbeat.state(now) is not RankState.STOPPED
+    ]
     if show:
-        writing = [line for line in writing if line.signal(SHOW_STACKS)]
+        writing = [heartbeat for heartbeat in writing if heartbeat.signal(SHOW_STACKS)]
     if writing:
         time.sleep(SHOWN_S)
-    return [line.rank for line in lines if line.signal(signal.SIGKILL)]
+    return [heartbeat.rank for heartbeat in heartbeats if heartbeat.signal(signal.SIGKILL)]
 
 
 class PeriodicEviction:

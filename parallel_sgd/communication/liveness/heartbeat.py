@@ -39,8 +39,8 @@ _CHECKSUM = struct.Struct("=I")
 _COPY_BYTES = 128
 assert _HEAD.size + _FIELDS.size <= _COPY_BYTES
 
-LINE_BYTES = 2 * _COPY_BYTES
-_EMPTY = bytes(LINE_BYTES)  #: a rank without a heartbeat, or on another host
+HEARTBEAT_BYTES = 2 * _COPY_BYTES
+_EMPTY = bytes(HEARTBEAT_BYTES)  #: a rank without a heartbeat, or on another host
 
 #: Most attempts to read a whole copy. All attempts fail only for a rank stopped while writing its
 #: first heartbeat.
@@ -155,33 +155,41 @@ class HeartbeatTable:
     between processors and cannot be controlled from Python.
 
     Args:
-        memory: `LINE_BYTES` for each rank.
+        memory: `HEARTBEAT_BYTES` for each rank.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self.size = memory, len(memory) // LINE_BYTES
+        self._memory, self.size = memory, len(memory) // HEARTBEAT_BYTES
 
-    def write(self, line: Heartbeat) -> None:
-        if line.rank >= self.size:
+    def write(self, heartbeat: Heartbeat) -> None:
+        if heartbeat.rank >= self.size:
             return
-        at = line.rank * LINE_BYTES
+        at = heartbeat.rank * HEARTBEAT_BYTES
         written = max((number for number, _ in self._copies(at)), default=0) + 1
-        numbers = (line.process, line.birth, line.written, line.moved, line.waits_since)
-        fields = _FIELDS.pack(*numbers, line.timeout_s, line.name.encode()[:NAME_BYTES])
+        numbers = (
+            heartbeat.process,
+            heartbeat.birth,
+            heartbeat.written,
+            heartbeat.moved,
+            heartbeat.waits_since,
+        )
+        fields = _FIELDS.pack(*numbers, heartbeat.timeout_s, heartbeat.name.encode()[:NAME_BYTES])
         copy = bytearray(_HEAD.pack(0, written) + fields)
         _CHECKSUM.pack_into(copy, 0, zlib.crc32(copy[_CHECKSUM.size :]))
         at += written % 2 * _COPY_BYTES
         self._memory[at : at + len(copy)] = bytes(copy)
 
-    def lines(self) -> list[Heartbeat]:
+    def heartbeats(self) -> list[Heartbeat]:
         """Return the heartbeats of this host's ranks, in rank order, as far as written."""
-        return [line for rank in range(self.size) if (line := self._line(rank)) is not None]
+        return [
+            heartbeat for rank in range(self.size) if (heartbeat := self._read(rank)) is not None
+        ]
 
-    def _line(self, rank: int) -> Heartbeat | None:
+    def _read(self, rank: int) -> Heartbeat | None:
         """Return the newest whole heartbeat of a rank, or None if it has written none."""
-        at = rank * LINE_BYTES
+        at = rank * HEARTBEAT_BYTES
         for _ in range(_LOOKS):
-            if self._memory[at : at + LINE_BYTES] == _EMPTY:
+            if self._memory[at : at + HEARTBEAT_BYTES] == _EMPTY:
                 return None
             if copies := self._copies(at):
                 _, (process, birth, written, moved, waits_since, timeout_s, name) = max(copies)
@@ -191,7 +199,7 @@ class HeartbeatTable:
 
     def _copies(self, at: int) -> list[tuple[int, tuple[Any, ...]]]:
         """Return the whole copies at an offset: the write count and the fields of each."""
-        memory, found = self._memory[at : at + LINE_BYTES], []
+        memory, found = self._memory[at : at + HEARTBEAT_BYTES], []
         for begin in (0, _COPY_BYTES):
             copy = memory[begin : begin + _HEAD.size + _FIELDS.size]
             checksum, number = _HEAD.unpack_from(copy)
@@ -205,8 +213,8 @@ def make_heartbeat_table(path: Path, ranks: int) -> HeartbeatTable:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # raises OSError on a full disk
-        return HeartbeatTable(mmap.mmap(descriptor, ranks * LINE_BYTES))
+        os.posix_fallocate(descriptor, 0, ranks * HEARTBEAT_BYTES)  # raises OSError on a full disk
+        return HeartbeatTable(mmap.mmap(descriptor, ranks * HEARTBEAT_BYTES))
     finally:
         os.close(descriptor)
 
@@ -231,7 +239,7 @@ class OwnHeartbeat:
         self.heartbeat_table: HeartbeatTable | None = None
         self.timeout_s = 0.0  #: timeout of the latest communicator, once MPI is initialized
         self._met = False
-        self._line: Heartbeat | None = None
+        self._latest: Heartbeat | None = None
         self._process = 0
 
     def join_launcher_table(self, path: Path, rank: int) -> None:
@@ -269,11 +277,11 @@ class OwnHeartbeat:
             faulthandler.register(SHOW_STACKS, file=2, all_threads=True)
         now, self._process = time.monotonic(), os.getpid()
         birth = _birth(self._process)
-        self.heartbeat_table, self._line = (
+        self.heartbeat_table, self._latest = (
             heartbeat_table,
             Heartbeat(rank, self._process, birth, now, now, 0.0, 0.0, ""),
         )
-        heartbeat_table.write(self._line)
+        heartbeat_table.write(self._latest)
 
     def note(self, now: float, moved: float, waits_since: float, name: str) -> None:
         """Write a heartbeat.
@@ -284,31 +292,33 @@ class OwnHeartbeat:
             waits_since: start of the current wait; 0.0 without a wait.
             name: name of the current wait or standby.
         """
-        if self._line is None or self.heartbeat_table is None or os.getpid() != self._process:
+        if self._latest is None or self.heartbeat_table is None or os.getpid() != self._process:
             return
-        old = self._line
+        old = self._latest
         if bool(old.waits_since) and not waits_since:  # a wait has ended
             moved = max(moved, now)
         moved, timeout_s = max(moved, old.moved), self.timeout_s
-        line = replace(
+        heartbeat = replace(
             old, written=now, moved=moved, waits_since=waits_since, timeout_s=timeout_s, name=name
         )
-        self._line = line
-        self.heartbeat_table.write(line)
+        self._latest = heartbeat
+        self.heartbeat_table.write(heartbeat)
 
     @property
     def rank(self) -> int | None:
-        return None if self._line is None else self._line.rank
+        return None if self._latest is None else self._latest.rank
 
     def neighbours(self) -> list[Heartbeat]:
         """Return the heartbeats of all ranks of this host except this one."""
-        lines = [] if self.heartbeat_table is None else self.heartbeat_table.lines()
-        return [line for line in lines if line.rank != self.rank]
+        heartbeats = [] if self.heartbeat_table is None else self.heartbeat_table.heartbeats()
+        return [heartbeat for heartbeat in heartbeats if heartbeat.rank != self.rank]
 
     def failed_neighbours(self) -> list[Heartbeat]:
         """Return the heartbeats of ranks of this host whose process has exited."""
         now = time.monotonic()
-        return [line for line in self.neighbours() if line.state(now) is RankState.EXITED]
+        return [
+            heartbeat for heartbeat in self.neighbours() if heartbeat.state(now) is RankState.EXITED
+        ]
 
 
 own = OwnHeartbeat()  #: heartbeat of this process

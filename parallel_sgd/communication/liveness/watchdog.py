@@ -149,7 +149,7 @@ class Watchdog:
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
-        missing = [line.rank for line in own.neighbours() if line.state(now) is RankState.EXITED]
+        missing = [n.rank for n in own.neighbours() if n.state(now) is RankState.EXITED]
         if wait.counter is not None:  # otherwise an awaited rank may itself wait for any rank
             missing = [rank for rank in missing if rank in wait.counter.ranks]
         just_exited = [self._exited_just_now(rank, now) for rank in missing]
@@ -166,10 +166,10 @@ class Watchdog:
         elsewhere. Local; only for a rank on this host.
         """
         now = time.monotonic()
-        line = next((line for line in own.neighbours() if line.rank == rank), None)
-        if not self.fault_tolerant or line is None:
+        neighbour = next((n for n in own.neighbours() if n.rank == rank), None)
+        if not self.fault_tolerant or neighbour is None:
             return False
-        state = line.state(now)
+        state = neighbour.state(now)
         if state is RankState.EXITED:
             return self._exited_just_now(rank, now)
         if state is RankState.WAITS:
@@ -180,7 +180,7 @@ class Watchdog:
             f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
             f"{self.timeout_s:g} s: killed, and the others go on"
         )
-        return bool(evict([line], show=True))
+        return bool(evict([neighbour], show=True))
 
     def _finished_ranks(self, wait: Wait, now: float) -> list[int]:
         """Return the finished ranks that this wait is for."""
@@ -212,7 +212,7 @@ class Watchdog:
         """Query all ranks, with their stacks, and describe the missing ranks in lines."""
         if _status_query is None or self.finish_protocol is None:
             now = time.monotonic()
-            lines = [line.in_words(now) for line in silent(now)]
+            lines = [neighbour.in_words(now) for neighbour in silent(now)]
         else:
             name, collective_counts = "", None
             awaited: Sequence[int] = range(_status_query.size)

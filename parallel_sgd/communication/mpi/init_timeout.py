@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from ..liveness import heartbeat as heartbeat_table
+from ..liveness import heartbeat
 from ..liveness.abort import GRACE_S
 from ..liveness.heartbeat import FILE, own
 from ..liveness.rank_status import LOST, status_file
@@ -31,7 +31,7 @@ if not select.select([0], [], [], float(timeout_s))[0]:
             found = importlib.util.spec_from_file_location("board", module)
             board = sys.modules["board"] = importlib.util.module_from_spec(found)
             found.loader.exec_module(board)
-            lines = board.open_heartbeat_table(pathlib.Path(place)).lines()
+            lines = board.open_heartbeat_table(pathlib.Path(place)).heartbeats()
             late = [line for line in lines if not line.waits_since]
             if late:
                 names = ", ".join(f"{line.rank} (pid {line.process})" for line in late)
@@ -73,7 +73,7 @@ def kill_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None
             "-S",
             "-c",
             _WATCHER,
-            *map(str, (*facts, table, heartbeat_table.__file__, rank)),
+            *map(str, (*facts, table, heartbeat.__file__, rank)),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
