@@ -13,7 +13,7 @@ from ..exchange import Exchange
 from ..optimizers import LocalStep
 from ..options import Options
 from ..parameters import Parameters
-from .skipped import LeftOut
+from .skipped import Skipped
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -45,7 +45,7 @@ class Work:
     comm: Communicator
     group: Group
     minibatch_size: int | None = None
-    skipped: LeftOut = field(default_factory=LeftOut)
+    skipped: Skipped = field(default_factory=Skipped)
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property

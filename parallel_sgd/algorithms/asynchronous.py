@@ -29,7 +29,7 @@ from .asynchronous_state import DataParallelASGDState
 from .data_parallel import WARM_START
 from .period import Period
 from .ramp import Ramp
-from .skipped import KeptOptimizer
+from .skipped import SavedOptimizer
 
 
 @options
@@ -142,7 +142,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                     table.skipped = work.skipped
             flat = x.flat
             if rules.pushes_updates:
-                work.skipped.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
+                work.skipped.kept["optimizer"] = SavedOptimizer(work.optimizer.state)
             state.base = flat.copy() if rules.pushes_updates else None
             state.residual = None if rules.lossless else x.like().flat
             if rules.pipeline or rules.pushes_updates:
@@ -230,13 +230,13 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         of. Local."""
         client, models = state.client, state.next_models()
         if models:
-            client.in_turn(lambda: client.push_parts(Kind.PUSH_BACKUP, models))
-        pushing = client.pushing
-        if pushing is not None:
-            client.in_turn(lambda: client.push_again(pushing))
+            client.in_order(lambda: client.push_parts(Kind.PUSH_BACKUP, models))
+        pending = client.pending_push
+        if pending is not None:
+            client.in_order(lambda: client.retry_push(pending))
         exchanging = state.exchanging
         if exchanging is not None:
-            if pushing is not None and not self.rules.pipeline:
+            if pending is not None and not self.rules.pipeline:
                 self._end_exchange(state, work)
             else:
                 self._exchange(state, work, *exchanging)
@@ -245,7 +245,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
 
     def end_warm_start(self, state: DataParallelASGDState, work: Work) -> None:
         super().end_warm_start(state, work)
-        state.begin_on_servers()
+        state.start_servers()
 
     def _exchange(
         self,
@@ -271,10 +271,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             vector = array_module(x).subtract(state.base, x, out=state.sent)
         if samples and not self._is_sound(state, work, vector, bits):
             samples = 0
-        state.served.forget()
+        state.served.discard()
         if not self.rules.pipeline:
             lost = state.residual
-            client.in_turn(lambda: client.push(vector, lost, samples, factor, x, bits))
+            client.in_order(lambda: client.push(vector, lost, samples, factor, x, bits))
         else:
             self._merge_arrived(state, x, vector)
             if state.base is None:
@@ -325,10 +325,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         """The period of this worker alone: it is again where it began, and what was gathered is
         not pushed. (Servers take a push without samples in its place.) Rows of embedding tables
         that were pushed before stay so, but in mode "sync"."""
-        put_back = work.skipped.put_back(work.samples - state.period_samples, work.samples)
+        restored = work.skipped.restore(work.samples - state.period_samples, work.samples)
         if state.base is not None:
             work.parameters.flat[...] = state.base
-            if not put_back:
+            if not restored:
                 work.optimizer.optimizer.reset(work.optimizer.state)
         state.client.statistics.skipped += 1
         return state.period_steps, state.gathered_samples
@@ -346,7 +346,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def finish(self, state: DataParallelASGDState, work: Work) -> None:
         if state.connection.finished:
             return
-        if state.is_warm:
+        if state.in_warm_start:
             work.group.meet()  # another may be in a step yet
             self.end_warm_start(state, work)
         if state.gathered_samples:
@@ -356,4 +356,4 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.leave()
 
     def shared_model(self, state: DataParallelASGDState, work: Work) -> Array:
-        return work.parameters.flat if state.base is None or state.is_warm else state.base
+        return work.parameters.flat if state.base is None or state.in_warm_start else state.base

@@ -95,15 +95,15 @@ class DataParallelASGDState(External):
         return 1 if self.base is None else self.gathered_samples
 
     @property
-    def is_warm(self) -> bool:
+    def in_warm_start(self) -> bool:
         """Whether every worker still trains on the whole of each minibatch."""
         return self.work.samples < self.distributed_after
 
-    def begin_on_servers(self) -> None:
+    def start_servers(self) -> None:
         """All begin from this model and, where servers step, this optimizer's state, which are the
         same on all workers. Collective."""
         self._hold_own()
-        self._put_back()
+        self._restore_servers()
         self.began = True
 
     def _hold_own(self) -> None:
@@ -112,7 +112,7 @@ class DataParallelASGDState(External):
         if self.base is not None:
             self.base[...] = work.parameters.flat
         x, own = work.parameters.flat, work.optimizer.state
-        self.served.begin_with(x, own, self.buffers, client.servers, work.comm)
+        self.served.start_from(x, own, self.buffers, client.servers, work.comm)
 
     def bits_after(self, samples: int) -> float:
         """Of a push after so many samples, as this worker counts them."""
@@ -131,7 +131,7 @@ class DataParallelASGDState(External):
         """Say that no push will come, wait until all workers have said so, take the last model."""
         self.wait()
         x, client = self.work.parameters.flat, self.client
-        self.table = client.in_turn(lambda: client.leave(out=x))
+        self.table = client.in_order(lambda: client.leave(out=x))
         self.connection.end()
         if self.base is not None:
             self.base[...] = x
@@ -175,7 +175,7 @@ class DataParallelASGDState(External):
     @property
     def pulled(self) -> Array:
         """[n], the newest model that this worker has pulled."""
-        if self.arrived is not None and self.client.pushing is None:
+        if self.arrived is not None and self.client.pending_push is None:
             return self.arrived
         return self.work.parameters.flat if self.base is None else self.base
 
@@ -185,22 +185,22 @@ class DataParallelASGDState(External):
         pushes_updates = self.rules.pushes_updates
         return 0 if pushes_updates else len(self.work.optimizer.state.buffers)
 
-    def go_on(self, other: DataParallelASGDState) -> None:
+    def rebind(self, other: DataParallelASGDState) -> None:
         """Take the place of the state that begins on the ranks that are left, with its work and its
         connection, and this one's values."""
         if not self.connection.group.serves:
             old, new = self.client, other.client
-            new.pushing, new.statistics, new.clock = old.pushing, old.statistics, old.clock
+            new.pending_push, new.statistics = old.pending_push, old.statistics
+            new.clock, new.row_clock, new.blocked_s = old.clock, old.row_clock, old.blocked_s
             new.versions, new.samples, new.factor = old.versions, old.samples, old.factor
-            new.blocked_s, new.row_clock = old.blocked_s, old.row_clock
         self.work, self.connection = other.work, other.connection
-        self.served.forget()
+        self.served.discard()
 
-    def ask_again(self, recover: Callable[[], object]) -> None:
-        """See `RemoteTable.go_on`, for all tables."""
+    def set_recovery(self, recover: Callable[[], object]) -> None:
+        """See `RemoteTable.rebind`, for all tables."""
         serves = self.connection.group.serves
         for table in self.tables.values():
-            table.go_on(None if serves else lambda: self.client, recover)
+            table.rebind(None if serves else lambda: self.client, recover)
 
     def end_without_servers(self, statistics: list[WorkerStatistics] | None) -> None:
         """The model is the final one, which others have got of servers, with all statistics."""
@@ -229,21 +229,21 @@ class DataParallelASGDState(External):
         self.wait()
         if self.connection.finished:  # there are no servers any more
             return
-        if self.is_warm:
+        if self.in_warm_start:
             self._hold_own()
             return
         client, x, comm = self.client, self.work.parameters.flat, self.work.comm
-        client.in_turn(lambda: self.served.collect(client, x, self.buffers, comm))
+        client.in_order(lambda: self.served.collect(client, x, self.buffers, comm))
 
     def restored(self) -> None:
         comm, x = self.work.comm, self.work.parameters.flat
         self.minibatch = self.exchanging = self.measured = None
-        self.began = not self.is_warm
+        self.began = not self.in_warm_start
         self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
-            table.forget_prefetched()
+            table.discard_prefetched()
         if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
-            workers, model = self.served.take_over(comm)
+            workers, model = self.served.reset_workers(comm)
             self.arrived = None
             if self.base is None:
                 x[...] = model
@@ -251,12 +251,12 @@ class DataParallelASGDState(External):
                 share = workers / comm.size if self.rules.merge == "sum" else 1.0
                 self.base[...] = model + share * (x - self.base)
                 x[...], self.base[...] = self.base, model
-        self._put_back()
+        self._restore_servers()
 
-    def _put_back(self) -> None:
+    def _restore_servers(self) -> None:
         """Give servers what they are to hold, and go on from there."""
         client, models = self.client, self.next_models()
-        client.in_turn(lambda: self.served.put_back(client, models, self.work.comm))
+        client.in_order(lambda: self.served.restore(client, models, self.work.comm))
 
     def next_models(self) -> list[Array]:
         """What this worker's next pushes are of, where servers must know."""

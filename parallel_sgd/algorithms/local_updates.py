@@ -32,7 +32,7 @@ from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
 from .outer import Averaging, Block, OuterStep
 from .period import BlockPeriod
-from .skipped import KeptOptimizer
+from .skipped import SavedOptimizer
 
 
 @dataclass(kw_only=True)
@@ -152,7 +152,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             averaging=Exchange(x, comm) if self.outer.inner_state == "average" else None,
         )
         state.start[...] = x.flat
-        work.skipped.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
+        work.skipped.kept["optimizer"] = SavedOptimizer(work.optimizer.state)
         return state
 
     def step(self, state: LocalUpdateState, work: Work, minibatch: Minibatch) -> None:
@@ -222,7 +222,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         what it was as the block began, or zeroed where a checkpoint was loaded since."""
         steps, samples, clock = state.block_steps, state.block_samples, work.samples
         state.block_samples = state.own_samples = state.block_steps = 0
-        if not work.skipped.put_back(clock - samples, clock):
+        if not work.skipped.restore(clock - samples, clock):
             work.optimizer.optimizer.reset(work.optimizer.state)
         return steps, samples
 

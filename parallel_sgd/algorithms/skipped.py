@@ -12,17 +12,17 @@ from ..state import Cause, StateReplaced
 MOST = 10  #: times in a row
 
 
-class Kept(Protocol):
+class Restorable(Protocol):
     """Something that a minibatch changes before anybody knows whether its numbers are finite."""
 
     def take(self) -> None:
         """Keep what it is now. Local."""
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Make it what was kept. Local."""
 
 
-class LeftOut:
+class Skipped:
     """Leaves out what is not finite, or does not, and counts.
 
     Ranks that synchronize in every step leave out a minibatch, all together, before it has changed
@@ -42,10 +42,10 @@ class LeftOut:
 
     def __init__(self) -> None:
         self.skips, self.most, self.option = False, MOST, "most_skipped"
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, Restorable] = {}
         self.minibatches = self.samples = self.in_a_row = 0
         self.latest = ""
-        self._told: str | None = None
+        self._problem: str | None = None
         self._kept_at = self._ended_at = -1  # on the clock; the latter, what was left out last
 
     def state_replaced(self, event: StateReplaced) -> None:
@@ -54,26 +54,26 @@ class LeftOut:
         After a snapshot of this run was restored, what was kept before it, as the present block
         began, is still good.
         """
-        self._told = None
+        self._problem = None
         latest = event.clock if event.cause is Cause.RESTORED else -1
         self._ended_at = self._ended_at if self._ended_at <= latest else -1
         self._kept_at = self._kept_at if self._kept_at <= latest else -1
         if self._kept_at < 0:
             self.keep(event.clock)
 
-    def tell(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         """Something else than the gradient of this rank's minibatch is not finite."""
-        self._told = NotFinite(problem)
+        self._problem = NotFinite(problem)
 
-    def judge(self, loss: float) -> None:
+    def check_loss(self, loss: float) -> None:
         """Look at the loss of this rank's minibatch, before the ranks agree on it."""
         if not math.isfinite(loss):
-            self.tell(f"the loss is not finite: it is {loss}")
+            self.add_problem(f"the loss is not finite: it is {loss}")
 
     def problem(self, own: str | None) -> str | None:
         """Why a minibatch, a block or a push cannot be trained on, asked once for each: the problem
         with its numbers, or with a loss since the last time."""
-        told, self._told = self._told, None
+        told, self._problem = self._problem, None
         return own or told
 
     def keep(self, clock: int) -> None:
@@ -87,7 +87,7 @@ class LeftOut:
             for kept in self.kept.values():
                 kept.take()
 
-    def put_back(self, begun: int, now: int) -> bool:
+    def restore(self, begun: int, now: int) -> bool:
         """Make what was kept since the clock had `begun` what it is `now`.
 
         Returns:
@@ -98,7 +98,7 @@ class LeftOut:
             return False
         exact = begun == self._kept_at
         for kept in self.kept.values():
-            kept.put_back()
+            kept.restore()
         self._kept_at = now
         return exact
 
@@ -126,7 +126,7 @@ class LeftOut:
             f"{self.option}={self.most} of them are left out: {problem}"
         )
 
-    def was_latest(self, clock: int) -> bool:
+    def is_latest(self, clock: int) -> bool:
         """Whether the minibatch that has led to this clock was left out."""
         return clock == self._ended_at
 
@@ -138,7 +138,7 @@ class LeftOut:
         return {"skipped": told}
 
 
-class KeptOptimizer:
+class SavedOptimizer:
     """The state of a local optimizer, but for its clock. Memory: a copy of its vectors.
 
     Args:
@@ -152,5 +152,5 @@ class KeptOptimizer:
     def take(self) -> None:
         self._copy = self._state.copied(self._copy)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         self._state.put_back(self._copy)

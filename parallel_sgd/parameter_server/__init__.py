@@ -9,7 +9,7 @@ from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
 from .served import ServedModel
 from .served_state import ServedState
-from .shards import Assembled, Holding, WorkerProgress, assemble
+from .shards import Assembled, Shard, WorkerProgress, assemble
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
 
@@ -22,7 +22,6 @@ __all__ = [
     "Assembled",
     "Client",
     "Connection",
-    "Holding",
     "Kind",
     "Merge",
     "Mode",
@@ -38,6 +37,7 @@ __all__ = [
     "ServedModel",
     "ServedState",
     "ServerGroup",
+    "Shard",
     "Slice",
     "WorkerProgress",
     "WorkerStatistics",

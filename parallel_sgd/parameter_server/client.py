@@ -31,7 +31,7 @@ Marks = npt.NDArray[np.bool_]
 
 
 @dataclass
-class Pushing:
+class PendingPush:
     """A push that is under way (see `Client.push`), which is made again where servers have died.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pushing:
     applied: Marks | None = None
     arrived: Marks | None = None
 
-    def note(self, arrived: Marks, missing: Marks) -> None:
+    def record_failure(self, arrived: Marks, missing: Marks) -> None:
         """Ranks have died since the latest attempt.
 
         Args:
@@ -69,7 +69,7 @@ class Pushing:
         self.applied = arrived.copy() if self.applied is None else self.applied
         self.arrived = arrived.copy() if self.arrived is None else self.arrived
 
-    def begin_again(self) -> Array:
+    def retry_vector(self) -> Array:
         """The vector of one more attempt, in which what servers have is 0. The residual becomes
         what it is where the latest attempt has arrived, where only an earlier one has, and where
         none has."""
@@ -116,9 +116,9 @@ class Client(Conversation):
         self.versions = [0] * self.servers  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
         self.factor = 1.0  #: of the learning rate, for pushes of rows
-        self.blocked_s = 0.0  #: that `in_turn` has taken of this thread's time
-        self.fault_tolerant = False  #: whether `pushing` is needed
-        self.pushing: Pushing | None = None  #: what is under way
+        self.blocked_s = 0.0  #: that `in_order` has taken of this thread's time
+        self.fault_tolerant = False  #: whether `pending_push` is kept
+        self.pending_push: PendingPush | None = None  #: the push under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
         """Do something in the background that asks servers; what is asked later waits for it."""
@@ -128,7 +128,7 @@ class Client(Conversation):
         self._begun = begun
         return begun
 
-    def in_turn(self, work: Callable[[], Result]) -> Result:
+    def in_order(self, work: Callable[[], Result]) -> Result:
         """Do something that asks servers, after all that was begun before; also at the program's
         end, when Python lets nothing be begun any more."""
         begin = time.perf_counter()
@@ -163,21 +163,22 @@ class Client(Conversation):
             out: [n], written; may be the model itself, but not `vector`.
             bits: a value of it.
         """
-        pushing = Pushing(vector, residual, samples, factor, out, bits, self.clock + 1)
+        pending = PendingPush(vector, residual, samples, factor, out, bits, self.clock + 1)
         if self.fault_tolerant:
             if residual is not None:
-                pushing.first_residual, pushing.residual_before = residual.copy(), residual.copy()
-            self.pushing = pushing
-        self._push(pushing, vector)
+                pending.first_residual = residual.copy()
+                pending.residual_before = residual.copy()
+            self.pending_push = pending
+        self._push(pending, vector)
 
-    def push_again(self, pushing: Pushing) -> None:
+    def retry_push(self, pending: PendingPush) -> None:
         """Push what was under way as ranks died, but for what servers have of it."""
-        self._push(pushing, pushing.begin_again())
+        self._push(pending, pending.retry_vector())
 
-    def _push(self, pushing: Pushing, vector: Array) -> None:
+    def _push(self, pending: PendingPush, vector: Array) -> None:
         begin = time.perf_counter()
-        residual, samples, out = pushing.residual, pushing.samples, pushing.out
-        self.clock, applied, bits = pushing.clock, pushing.applied, pushing.bits
+        residual, samples, out = pending.residual, pending.samples, pending.out
+        self.clock, applied, bits = pending.clock, pending.applied, pending.bits
         asks = []
         allowance_of = cache(partial(self._allowance, vector, residual, bits))
         with on_device(vector):
@@ -193,17 +194,17 @@ class Client(Conversation):
                     samples=0 if known else samples,
                     count=int(known),
                     body=0 if body is None else body.nbytes,
-                    factor=pushing.factor,
+                    factor=pending.factor,
                     bits=bits,
                 )
                 asks.append(Ask(server, message, body, part.into(out)))
             answers = self._take(asks, out)
-        self.spend(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, time.perf_counter() - begin)
         if samples:
             self.statistics.pushes += 1
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
-        self.pushing = None
+        self.pending_push = None
 
     def _allowance(
         self, vector: Array, residual: Array | None, bits: float, codec: EntropyCoded
@@ -231,7 +232,7 @@ class Client(Conversation):
         self.statistics.version = self.versions[0]
         return answers
 
-    def spend(self, answers: list[Answer], seconds: float) -> None:
+    def add_seconds(self, answers: list[Answer], seconds: float) -> None:
         """Account for the time of an exchange: what of it was on the wire, and what was not."""
         messages, spent = [answer.message for answer in answers], self.statistics.seconds
         waited = max((m.queued_ns + m.held_ns for m in messages), default=0) / NANO
@@ -249,13 +250,13 @@ class Client(Conversation):
             SharedError: a worker has left, and never comes.
         """
         begin = time.perf_counter()
-        self.spend(self.ask_all(Kind.MEET), time.perf_counter() - begin)
+        self.add_seconds(self.ask_all(Kind.MEET), time.perf_counter() - begin)
 
     def sum_samples(self, samples: int) -> int:
         """The sum of the samples that workers have in a step; waits for all that have not left."""
         begin, message = time.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
         answers = self.ask([Ask(0, message)])
-        self.spend(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, time.perf_counter() - begin)
         return answers[0].message.samples
 
     def agree_on_whole(self, samples: int) -> None:
@@ -268,7 +269,7 @@ class Client(Conversation):
         """
         begin, message = time.perf_counter(), Message(kind=Kind.AGREE_ON_WHOLE, samples=samples)
         answers = self.ask(Ask(server, message) for server in range(self.servers))
-        self.spend(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, time.perf_counter() - begin)
 
     def leave(self, out: Array) -> list[WorkerStatistics]:
         """Say that no push will come, wait until all workers have said so, pull the last model.

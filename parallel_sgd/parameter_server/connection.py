@@ -107,12 +107,12 @@ class Connection:
 
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins, unless
-        others have died, and servers are to go on from what those have had: `begin_from`."""
+        others have died, and servers are to go on from what those have had: `resume_from`."""
         self._optimizer = optimizer
         if not self.group.world.generation:
             self._begin()
 
-    def begin_from(
+    def resume_from(
         self, vectors: Sequence[HostArray], counters: Counters, tables: ServedTables | None
     ) -> None:
         """This rank's server, if it is one, goes on from here.

@@ -90,17 +90,17 @@ class RemoteArray:
         """As `RemoteTable.counts`, of rows that have been changed (or blocks)."""
         return self._table.counts()
 
-    def go_on(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
-        """See `RemoteTable.go_on`."""
-        self._table.go_on(client, recover)
+    def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
+        """See `RemoteTable.rebind`."""
+        self._table.rebind(client, recover)
 
     def step_taken(self) -> None:
         """As `RemoteTable.step_taken`."""
         self._table.step_taken()
 
-    def forget_prefetched(self) -> None:
-        """As `RemoteTable.forget_prefetched`."""
-        self._table.forget_prefetched()
+    def discard_prefetched(self) -> None:
+        """As `RemoteTable.discard_prefetched`."""
+        self._table.discard_prefetched()
 
     def _numbers(self, rows: RowNumbers | None) -> tuple[Numbers, tuple[int, ...]]:
         """The numbers of rows, or blocks, int64 [m], and the shape of their values."""

@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
-class LeavesOut(Protocol):
+class SkipsNonFinite(Protocol):
     """What a table has to know of pushes that are left out."""
 
     @property
     def skips(self) -> bool: ...
 
-    def tell(self, problem: str) -> None: ...
+    def add_problem(self, problem: str) -> None: ...
 
 
 class RemoteTable:
@@ -71,7 +71,7 @@ class RemoteTable:
     ) -> None:
         self.options, self._number, self._client = options, number, client
         self._kernels, self._synchronous = row_kernels(), synchronous
-        self.skipped: LeavesOut | None = None
+        self.skipped: SkipsNonFinite | None = None
         self._recover: Callable[[], object] | None = None
         self._wanted: Ids | None = None
         self._coming: tuple[Ids, Future[Rows]] | None = None
@@ -81,7 +81,7 @@ class RemoteTable:
         """Values in a row."""
         return self.options.width
 
-    def go_on(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
+    def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
         """Ask another client from here on.
 
         Args:
@@ -94,7 +94,7 @@ class RemoteTable:
         while True:
             client = self._asked()
             try:
-                return client.in_turn(partial(work, client))
+                return client.in_order(partial(work, client))
             except Exception as error:
                 if self._recover is None or not is_rank_failure(error):
                     raise
@@ -144,7 +144,7 @@ class RemoteTable:
     def _begin_to_pull(self, client: Client, flat: Ids) -> None:
         self._coming = flat, client.begin(lambda: self._pull(client, flat))
 
-    def forget_prefetched(self) -> None:
+    def discard_prefetched(self) -> None:
         """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
         coming, self._coming, self._wanted = self._coming, None, None
         if coming is not None and not is_rank_failure(coming[1].exception()):
@@ -173,7 +173,7 @@ class RemoteTable:
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
         skipped = self.skipped
         if skipped is not None and skipped.skips and not np.isfinite(rows).all():
-            skipped.tell(f"the gradient of rows of table {name!r} is not finite")
+            skipped.add_problem(f"the gradient of rows of table {name!r} is not finite")
             return
         clock = self._asked().next_row_clock()
         self._ask(lambda client: self._push(client, flat, rows, samples, clock))
@@ -255,7 +255,7 @@ class RemoteTable:
         out = np.empty((len(ids), self.width), np.float32)
         self._kernels.take_rows(rows, inverse, out)
         client.statistics.rows_pulled += len(rows)
-        client.spend(answers, time.perf_counter() - begin)
+        client.add_seconds(answers, time.perf_counter() - begin)
         return out
 
     def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int, clock: int) -> None:
@@ -274,7 +274,7 @@ class RemoteTable:
             asks.append(ask)
         answers = client.ask(asks)
         client.statistics.rows_pushed += len(total)
-        client.spend(answers, time.perf_counter() - begin)
+        client.add_seconds(answers, time.perf_counter() - begin)
 
     def _to_server(self, kind: Kind, server: int, ids: Ids, rows: Rows) -> Ask:
         """Rows, float32 [m, width], for a server."""
@@ -303,11 +303,11 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
     Local.
     """
     path = from_text(folder)
-    client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
+    client.in_order(lambda: client.ask_all(Kind.WRITE_TABLES, path))
     texts = [""]
     while not all(texts):
         time.sleep(ASKED_EVERY_S)
-        answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
+        answers = client.in_order(lambda: client.ask_all(Kind.ASK_WRITTEN))
         texts = [as_text(answer.body) for answer in answers]
     facts = {name: fact for text in texts for name, fact in json.loads(text).items()}
     if "problem" in facts:
@@ -322,4 +322,4 @@ def load_tables(client: Client, folder: str) -> None:
         UserError: as `ServedTables.load`.
     """
     path = from_text(folder)
-    client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
+    client.in_order(lambda: client.ask_all(Kind.LOAD_TABLES, path))

@@ -71,18 +71,18 @@ class ServerGroup(Group):
 
     def agree(self, problem: str | None, samples: int) -> int:
         client = self.connection.client
-        return client.in_turn(lambda: client.sum_samples(samples))
+        return client.in_order(lambda: client.sum_samples(samples))
 
     def agree_on_whole(self, problem: str | None, samples: int) -> None:
         if problem:
             self.fail(problem)
         client = self.connection.client
-        client.in_turn(lambda: client.agree_on_whole(samples))
+        client.in_order(lambda: client.agree_on_whole(samples))
 
     def meet(self) -> None:
         if not self.serves:
             client = self.connection.client
-            client.in_turn(client.meet)
+            client.in_order(client.meet)
 
     def meet_to_finish(self) -> None:
         pass  # servers wait for all workers as these leave
@@ -93,7 +93,7 @@ class ServerGroup(Group):
         text, client = problem, self.connection.client
         if not isinstance(problem, SharedProblem):  # which names its ranks itself
             text = f"{problem} (on rank {self.world.rank})"
-        client.in_turn(lambda: client.fail(text))
+        client.in_order(lambda: client.fail(text))
         raise SharedError(text)
 
     def serve(self) -> None:

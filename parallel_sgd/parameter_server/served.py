@@ -234,7 +234,7 @@ class ServedModel:
         self.local_step.state.lr_factor = factor
         self.local_step(gradient, samples, out=self._elsewhere())
 
-    def may_go_on(self, worker: int, meeting: Set[int] = frozenset()) -> bool:
+    def may_answer(self, worker: int, meeting: Set[int] = frozenset()) -> bool:
         """Whether a worker that has pushed may have its answer.
 
         Args:

@@ -68,7 +68,7 @@ class ServedState:
         if first and (vectors is None or (vectors.shape, vectors.dtype) != (shape, x.dtype)):
             raise UserError(f"has algorithm.served.vectors that are no {x.dtype} {list(shape)}")
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Training goes on, and this is not true any more."""
         self.vectors = self.counters = None
 
@@ -100,7 +100,7 @@ class ServedState:
         client.ask_all(Kind.COPY_TABLES)
         return counters
 
-    def begin_with(
+    def start_from(
         self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, comm: Communicator
     ) -> None:
         """Make it that of servers to which nobody has pushed, and which go on from worker 0. Local.
@@ -120,7 +120,7 @@ class ServedState:
         columns = COUNTERS + OF_EACH_WORKER * comm.size
         return self.counters is None or self.counters.shape[1] == columns
 
-    def take_over(self, comm: Communicator) -> tuple[int, Array]:
+    def reset_workers(self, comm: Communicator) -> tuple[int, Array]:
         """Make it one of these workers, who all begin anew from the model that servers held.
 
         Returns:
@@ -132,7 +132,7 @@ class ServedState:
         self.counters[:, 1:COUNTERS] = before[:, 1:COUNTERS]
         return (before.shape[1] - COUNTERS) // OF_EACH_WORKER, self.vectors[0]
 
-    def put_back(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
+    def restore(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
         """Give it back to servers, of which there may be another number. Collective.
 
         Args:
@@ -156,4 +156,4 @@ class ServedState:
         client.versions = counters[:, COUNTERS + 2 * comm.size + comm.rank].tolist()
         if models:
             client.push_parts(Kind.PUSH_BACKUP, models)
-        self.forget()
+        self.discard()

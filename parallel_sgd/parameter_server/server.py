@@ -113,7 +113,7 @@ class Server:
                 moving.pause()
             else:
                 idle.pause()
-            self._look_after_workers()
+            self._check_workers()
         if not self._is_over:
             self._answers.finish()
         self.tables.wait()
@@ -220,7 +220,7 @@ class Server:
         """Answer those that need not wait any more; see that the rest does not wait for ever."""
         meeting = of_kind(self._kept, Kind.MEET)
         for worker, request in sorted(self._kept.items()):
-            if request.message.kind == Kind.PUSH and self.model.may_go_on(worker, meeting):
+            if request.message.kind == Kind.PUSH and self.model.may_answer(worker, meeting):
                 del self._kept[worker]
                 self._give_model(request)
         if self._kept:
@@ -311,7 +311,7 @@ class Server:
         self._endpoint.listen(self._ranks[worker])
         self._answers.send(worker, message, body, of=of)
 
-    def _look_after_workers(self) -> None:
+    def _check_workers(self) -> None:
         """Now and then: heartbeats to those who wait, and a look for those who give none."""
         now, timeout_s = time.monotonic(), self._endpoint.timeout_s
         every = timeout_s / HEARTBEATS

@@ -47,7 +47,7 @@ class Facts:
 
 
 @dataclass
-class Holding:
+class Shard:
     """One server's part.
 
     Attributes:
@@ -147,7 +147,7 @@ class Assembled:
 
 def assemble(
     world: Communicator,
-    shards: Sequence[Holding],
+    shards: Sequence[Shard],
     workers: Sequence[WorkerProgress | None],
     copy: HostArray,
     buffers: int,

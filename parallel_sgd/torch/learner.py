@@ -353,7 +353,7 @@ class Learner(ArrayLearner):
             self._loop_checks.after_step(samples, self._announced.taken)
         except UserError as error:
             self.fail(str(error))
-        if not total or self.skipped.was_latest(self.samples):
+        if not total or self.skipped.is_latest(self.samples):
             gradients.skip(used)
         used.agreed = self.consistency.notes % LATE > 0
         self._local_samples = samples or self._local_samples

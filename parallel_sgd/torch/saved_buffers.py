@@ -30,7 +30,7 @@ class SavedBuffers:
                 copy = torch.empty_like(buffer)
             self._copies[name] = copy.copy_(buffer)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for name, buffer in buffers_of(self._model):
             copy = self._copies.get(name)
             if copy is not None and copy.shape == buffer.shape:

@@ -198,7 +198,7 @@ class Learner(LearnerSetup):
         """
         if loss is not None:
             try:
-                self.skipped.judge(float(one_number("loss", loss)))
+                self.skipped.check_loss(float(one_number("loss", loss)))
             except UserError as error:
                 self.fail(str(error))
         ledger = self._announced

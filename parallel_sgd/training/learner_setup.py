@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ..algorithms import Algorithm, Work
-from ..algorithms.skipped import LeftOut
+from ..algorithms.skipped import Skipped
 from ..communication import Communicator, Group
 from ..communication.liveness.rank_status import report_training
 from ..errors import UserError
@@ -84,7 +84,7 @@ class LearnerSetup(ABC):
         self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
         self._about_numbers = not_finite, most_skipped, compare_every, minibatch_size
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
-        self.skipped = LeftOut()
+        self.skipped = Skipped()
         self._performance: SyncPerformance | None = None
         self.recovery: Recovery = NoRecovery()
         self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all ranks, where these can change

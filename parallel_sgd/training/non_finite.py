@@ -10,7 +10,7 @@ from ..communication import Communicator
 from ..errors import DivergedError, SharedProblem, UserError
 from ..validation import choice, integer
 from .runner import AlgorithmRunner
-from .warm_start import is_warm
+from .warm_start import in_warm_start
 
 MOST_SKIPPED = MOST  #: times in a row
 
@@ -70,7 +70,7 @@ def train(runner: AlgorithmRunner, samples: int, announced_total: int | None) ->
     What it costs where all is finite: nothing, where the algorithm keeps nothing.
     """
     work = runner.work
-    begun, warm = work.samples, is_warm(runner.algorithm, work)
+    begun, warm = work.samples, in_warm_start(runner.algorithm, work)
     try:
         total = runner.train(samples, announced_total)
     except DivergedError as error:
@@ -99,9 +99,9 @@ def _skip(
     """All ranks have agreed that numbers are not finite; the samples of all in the minibatch."""
     algorithm, work = runner.algorithm, runner.work
     runner.failed = False
-    if is_warm(algorithm, work) or algorithm.synchronizes_every_step:
+    if in_warm_start(algorithm, work) or algorithm.synchronizes_every_step:
         total = runner.skip(samples, announced_total)
-        work.skipped.put_back(begun, work.samples)
+        work.skipped.restore(begun, work.samples)
         _count(runner, problem, 1, total, begun)
         return total
     steps, left = algorithm.skip(runner.state, work)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from ..algorithms import Algorithm, Minibatch, Work
 from ..errors import SharedError
 from ..state import Component, External, components
-from .warm_start import is_warm, train_alone
+from .warm_start import in_warm_start, train_alone
 
 Result = TypeVar("Result")
 
@@ -74,7 +74,7 @@ class AlgorithmRunner:
             The samples of all ranks, as far as this one knows.
         """
         algorithm, state, work = self.algorithm, self.state, self.work
-        if is_warm(algorithm, work):
+        if in_warm_start(algorithm, work):
             return train_alone(algorithm, state, work, samples)
         if algorithm.synchronizes_every_step:
             problem = work.skipped.problem(algorithm.problem(state, work, samples))
@@ -101,7 +101,7 @@ class AlgorithmRunner:
         """Leave a minibatch out, on all ranks: the state stays as it is, and the clock goes on.
         Collective; as `train`, for algorithms that synchronize in every step, and in a warm
         start."""
-        if is_warm(self.algorithm, self.work):
+        if in_warm_start(self.algorithm, self.work):
             return train_alone(self.algorithm, self.state, self.work, samples, skip=True)
         self.work.skipped.problem(None)  # it is not trained on anyway
         total = self.agree(samples)

@@ -9,7 +9,7 @@ from ..compression import problem_with
 from ..errors import NotFinite
 
 
-def is_warm(algorithm: Algorithm[Any], work: Work) -> bool:
+def in_warm_start(algorithm: Algorithm[Any], work: Work) -> bool:
     """Whether the next minibatch is one of the warm start. Local."""
     return work.optimizer.state.samples < algorithm.distributed_after
 
@@ -38,6 +38,6 @@ def train_alone(
     work.group.agree_on_whole(problem, samples)
     if samples:
         work.optimizer(gradient, 0 if skip else samples, samples)
-    if not is_warm(algorithm, work):
+    if not in_warm_start(algorithm, work):
         algorithm.end_warm_start(state, work)
     return samples

@@ -7,7 +7,7 @@ from mutations import Mutation, nothing
 
 from parallel_sgd import DataParallelASGD, DataParallelSGD
 from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.algorithms.skipped import KeptOptimizer, LeftOut
+from parallel_sgd.algorithms.skipped import SavedOptimizer, Skipped
 from parallel_sgd.communication import phrases
 from parallel_sgd.exchange import OverlappedExchange
 from parallel_sgd.training.runner import AlgorithmRunner
@@ -69,8 +69,8 @@ LEFT_OUT_MUTATIONS = [
     Mutation("the clock stands", AlgorithmRunner, "skip", stands_still, MINIBATCHES),
     Mutation(
         "momenta as they are",
-        KeptOptimizer,
-        "put_back",
+        SavedOptimizer,
+        "restore",
         nothing,
         ["left out, blocks, keep", "left out, common model", "left out, push"],
     ),
@@ -81,9 +81,9 @@ LEFT_OUT_MUTATIONS = [
         goes_on_from_its_model,
         ["left out, blocks", "left out, common model"],
     ),
-    Mutation("a loss not looked at", LeftOut, "judge", nothing, ["left out, loss"]),
-    Mutation("never too often", LeftOut, "count", never_in_a_row, ["left out, in a row"]),
-    Mutation("all count as a row", LeftOut, "count", counts_all, ["left out, in a row"]),
+    Mutation("a loss not looked at", Skipped, "check_loss", nothing, ["left out, loss"]),
+    Mutation("never too often", Skipped, "count", never_in_a_row, ["left out, in a row"]),
+    Mutation("all count as a row", Skipped, "count", counts_all, ["left out, in a row"]),
     Mutation(
         "a push of what is not finite",
         DataParallelASGD,

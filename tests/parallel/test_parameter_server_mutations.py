@@ -146,7 +146,9 @@ MUTATIONS = [
     Mutation("not counted", ServedModel, "push", does_not_count, ["turns", "every push", "delay"]),
     Mutation("sum in place of mean", ServedModel, "_weight", sums, ["rounds"]),
     Mutation("weights all the same", ServedModel, "_weight", unweighted, ["rounds, deltas"]),
-    Mutation("gate too far", ServedModel, "may_go_on", one_clock_too_far, ["bound", "never ahead"]),
+    Mutation(
+        "gate too far", ServedModel, "may_answer", one_clock_too_far, ["bound", "never ahead"]
+    ),
     Mutation("residual not updated", Part, "encoded", loses_what_is_lost, ["1 bit"]),
     Mutation("stale pull", Client, "pull", nothing, ["turns"]),
     Mutation(

@@ -172,7 +172,7 @@ def test_servers_end_with_their_workers(comm):
                 client.ask_all(13)
             late.append(table)
 
-        Client.in_turn(client, leave_and_ask)
+        Client.in_order(client, leave_and_ask)
         assert late
         learner.state.finished = True
         client.close()

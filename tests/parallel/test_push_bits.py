@@ -56,7 +56,7 @@ def pulled(learner: Learner) -> np.ndarray:
     """The model on the servers, while nobody pushes."""
     learner.meet()
     client, model = learner.state.client, np.empty(N, np.float32)
-    client.in_turn(lambda: client.pull(model))
+    client.in_order(lambda: client.pull(model))
     learner.meet()
     return model
 

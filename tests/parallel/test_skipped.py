@@ -46,10 +46,10 @@ def test_what_is_undone_leaves_nothing_to_be_left_out(comm):
     learner = psgd.Learner(zeros("one block"), ADAM, ALGORITHMS["blocks"][0], comm)
     before = Snapshot()
     before.take(learner)
-    learner.skipped.judge(np.nan)
+    learner.skipped.check_loss(np.nan)
     learner.skipped.count("", 1, 2, 0, 2)
     before.restore(learner)
-    assert learner.skipped.problem(None) is None and not learner.skipped.was_latest(2)
+    assert learner.skipped.problem(None) is None and not learner.skipped.is_latest(2)
 
 
 def test_residuals_of_what_others_send_are_not_forgotten(comm):

@@ -140,7 +140,7 @@ REASONS = {
     "exchange/collective.py: _wait_until: while": "for this rank's own backward",
     "exchange/pipeline.py: Pipelined.sum: while": "likewise; for others it is in watched()",
     "exchange/nccl.py: WithNccl.sum: while": "likewise",
-    "parameter_server/server.py: Server._serve: while": "_look_after_workers, in every round",
+    "parameter_server/server.py: Server._serve: while": "_check_workers, in every round",
     "parameter_server/server.py: Server._serve: wait": "for this rank's writing of a file",
     "parameter_server/server.py: Server.abandon: wait": "likewise",
     "parameter_server/remote_table.py: write_tables: while": "servers answer, each in watched(); "

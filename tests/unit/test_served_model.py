@@ -33,7 +33,7 @@ def push(model, worker, step=0, samples=1, factor=1.0):
 
 
 def goes(model):
-    return [worker for worker in range(len(model.clocks)) if model.may_go_on(worker)]
+    return [worker for worker in range(len(model.clocks)) if model.may_answer(worker)]
 
 
 START = np.concatenate([np.arange(8.0), np.ones(4)])
@@ -111,7 +111,7 @@ def test_a_round_is_one_change(merge, currency):
     samples = [3, 1, 4]
     for worker in (2, 0):
         push(model, worker, samples=samples[worker])
-        assert not model.may_go_on(worker)
+        assert not model.may_answer(worker)
         assert np.array_equal(model.x, START)
     push(model, 1, samples=1)
     assert goes(model) == [0, 1, 2]
@@ -155,9 +155,9 @@ def test_who_leaves_in_the_midst_of_a_round_is_not_waited_for():
     change = 0.5 * (vector(0, 0) + vector(2, 0)) / 4
     np.testing.assert_allclose(model.x, START - change, rtol=1e-12)
     push(model, 2)
-    assert not model.may_go_on(2)
+    assert not model.may_answer(2)
     model.leave(0)
-    assert model.may_go_on(2)
+    assert model.may_answer(2)
     assert model.version == 2
 
 
@@ -166,19 +166,19 @@ def test_the_gate_of_a_bound(staleness):
     model = served(mode="bounded", staleness=staleness)
     for step in range(staleness):
         push(model, 0, step)
-        assert model.may_go_on(0)
+        assert model.may_answer(0)
     push(model, 0, 9)
-    assert not model.may_go_on(0)
+    assert not model.may_answer(0)
     push(model, 1)
-    assert not model.may_go_on(0)  # the slowest is 2
+    assert not model.may_answer(0)  # the slowest is 2
     push(model, 2, samples=0)  # also without samples
     assert goes(model) == [0, 1, 2]
     push(model, 0, 10)
-    assert not model.may_go_on(0)
+    assert not model.may_answer(0)
     model.leave(1)
-    assert not model.may_go_on(0)
+    assert not model.may_answer(0)
     model.leave(2)
-    assert model.may_go_on(0)
+    assert model.may_answer(0)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.5), MomentumSGD(lr=0.1), Adam(lr=0.1)])
@@ -205,7 +205,7 @@ def test_a_state_is_all_there_is(optimizer, mode):
         for worker in range(3):
             both = [push(model, worker, step, samples=1 + worker) for model in (one, other)]
             assert both[0] == both[1]
-            assert one.may_go_on(worker) == other.may_go_on(worker)
+            assert one.may_answer(worker) == other.may_answer(worker)
     assert np.array_equal(other.state(), one.state())
 
 

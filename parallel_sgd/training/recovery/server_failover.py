@@ -22,7 +22,7 @@ from ...communication.stderr import write_stderr
 from ...errors import RanksLost, SharedLoss, WaitedInVain
 from ...kernels import array_module, on_host
 from ...optimizers import LocalStep
-from ...parameter_server import Assembled, Holding, WorkerProgress, assemble
+from ...parameter_server import Assembled, Shard, WorkerProgress, assemble
 from ...parameter_server.roles import ServerGroup
 from ...state import Cause
 from .base import Reconfiguring, Recoverable
@@ -70,7 +70,7 @@ class ServerFailover(Reconfiguring):
         self._learner: ServedLearner
         self._served = -1  # the generation of servers that this rank has taken part in
         self._workers: tuple[int, ...] = ()  # of it, by their ranks in the world, for good
-        self._shards: list[Holding] = []  # the newest last
+        self._shards: list[Shard] = []  # the newest last
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
         self._calls = 0  # calls of `_again` that have come to an end on this worker
@@ -88,7 +88,7 @@ class ServerFailover(Reconfiguring):
             self._resume()
         else:
             self._hold()
-        self._learner.state.ask_again(self._recover_in_request)
+        self._learner.state.set_recovery(self._recover_in_request)
 
     # Verbs.
 
@@ -236,8 +236,8 @@ class ServerFailover(Reconfiguring):
         learner, (state, sent) = self._learner, self._before
         self._keep_model()
         self._reconfigure(allow_join=allow_join)
-        state.go_on(learner.state)
-        state.ask_again(self._recover_in_request)
+        state.rebind(learner.state)
+        state.set_recovery(self._recover_in_request)
         learner.state = learner.runner.state = state
         learner.bytes_sent = sent  # which the state knows, and the learner knew, too
         self._rejoin()
@@ -271,7 +271,7 @@ class ServerFailover(Reconfiguring):
                 world.world_ranks[world.rank],
                 self._served,
                 client.versions,
-                client.clock if client.pushing is None else client.pushing.clock - 1,
+                client.clock if client.pending_push is None else client.pending_push.clock - 1,
                 client.samples,
             )
         return RecoveryStatus(
@@ -314,7 +314,7 @@ class ServerFailover(Reconfiguring):
             for rank in learner.group.workers
         ]
         tables = self._tables()
-        state.connection.begin_from(whole.vectors, whole.counters(workers), tables)
+        state.connection.resume_from(whole.vectors, whole.counters(workers), tables)
         own = own if knows else whole.vectors[0]
         x[...] = array_module(x).asarray(own)
         if not learner.serves:
@@ -337,9 +337,12 @@ class ServerFailover(Reconfiguring):
     def _go_on(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
         """This worker's client goes on with the servers as they are now."""
         learner, state = self._learner, self._learner.state
-        pulled, client, pushing = workers[learner.comm.rank], state.client, state.client.pushing
-        if pushing is not None:
-            pushing.note(self._arrived(whole, workers, pulled, pushing.clock), whole.missing)
+        pulled, client = workers[learner.comm.rank], state.client
+        pending = client.pending_push
+        if pending is not None:
+            pending.record_failure(
+                self._arrived(whole, workers, pulled, pending.clock), whole.missing
+            )
         client.clock, client.samples = pulled.clock, whole.samples
         client.versions = [max(0, whole.version - whole.lag(pulled))] * client.servers
         if state.base is not None and pulled.generation < 0:
@@ -370,8 +373,8 @@ class ServerFailover(Reconfiguring):
             for array in (learner.parameters.flat, *step.buffers.values()):
                 comm.broadcast(array, self._lead)
             step.steps, step.samples = comm.allgather_object((step.steps, step.samples))[self._lead]
-            if not state.is_warm:
-                state.begin_on_servers()
+            if not state.in_warm_start:
+                state.start_servers()
         learner.algorithm.resume(state, work)
 
     def _take_final(self, everybody: list[RecoveryStatus]) -> None:
@@ -397,7 +400,7 @@ class ServerFailover(Reconfiguring):
         if connection.serves:
             server = connection.server
             self._shards.append(
-                Holding(
+                Shard(
                     self._generation,
                     group.server,
                     len(group.servers),
