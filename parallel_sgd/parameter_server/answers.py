@@ -1,4 +1,4 @@
-"""What a server sends to workers, and the memory that it is being sent from."""
+"""Messages of a server to its workers, and the memory behind them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Array = npt.NDArray[Any]
 
 
 class Answers:
-    """Sends messages to workers; nobody waits for them.
+    """Sends messages to workers without waiting for delivery.
 
     Args:
-        endpoint: to the workers, whose ranks are its peers in the order of their numbers.
+        endpoint: to the workers. Its peers are the workers' ranks, ordered by worker number.
 
-    Local. Keeps as many vectors as have been sent from at once: two as a rule, and one for every
-    worker at most, beside the one that is not.
+    Local. Memory: the vectors being sent from at the same time (two as a rule, at most one per
+    worker), and a vector to write to.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._sending: list[tuple[Transfer, Array | None]] = []  # and what each is sent from
-        self._vectors: list[Array] = []  # that have been in use
+        self._transfers: list[tuple[Transfer, Array | None]] = []  # each with the vector it reads
+        self._vectors: list[Array] = []  # all vectors seen so far
 
     def send(
         self,
@@ -37,31 +37,35 @@ class Answers:
         *,
         of: Array | None = None,
     ) -> None:
-        """Begin to send.
+        """Begin to send a message.
 
         Args:
-            body: uint8, left alone until it has been sent.
-            of: the vector whose memory that is, where it is not the message's own.
+            body: uint8. The caller leaves the body alone until delivery.
+            of: the vector whose memory the body is. None if the body has memory of its own.
         """
         rank = self._endpoint.peers[worker]
-        self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
+        self._transfers.append((self._endpoint.send(rank, message.packed(), body), of))
 
     @property
-    def going(self) -> bool:
-        """Whether messages are under way."""
-        return bool(self._sending)
+    def sending(self) -> bool:
+        """True if messages are under way."""
+        return bool(self._transfers)
 
     def move(self) -> None:
-        """Forget what has been sent by now."""
-        self._sending = [(t, of) for t, of in self._sending if not t.done()]
+        """Drop the transfers that have completed."""
+        self._transfers = [(t, of) for t, of in self._transfers if not t.done()]
 
     def unread(self, vector: Array) -> Array:
-        """A vector that may be written to: this one where nothing is being sent from it, or else
-        another [n] of its dtype, of any values."""
+        """Return a vector that may be written to.
+
+        Returns:
+            `vector` itself, unless a transfer still reads it. Otherwise another vector [n] of the
+                same dtype, with any values.
+        """
         self.move()
         if not any(vector is known for known in self._vectors):
             self._vectors.append(vector)
-        read = {id(of) for _, of in self._sending}
+        read = {id(of) for _, of in self._transfers}
         if id(vector) not in read:
             return vector
         free = next((known for known in self._vectors if id(known) not in read), None)
@@ -71,7 +75,7 @@ class Answers:
         return free
 
     def finish(self) -> None:
-        """Wait until everything has been sent."""
-        for transfer, _ in self._sending:
+        """Wait until all messages are sent."""
+        for transfer, _ in self._transfers:
             self._endpoint.finish([transfer], "answers to workers")
-        self._sending.clear()
+        self._transfers.clear()

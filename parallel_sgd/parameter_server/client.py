@@ -1,4 +1,4 @@
-"""A worker's side: pushes and pulls, to all servers at once."""
+"""The worker's client: pushes to all servers at once, and pulls from all of them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Marks = npt.NDArray[np.bool_]
 
 @dataclass
 class PendingPush:
-    """A push that is under way (see `Client.push`), which is made again where servers have died.
+    """A push under way (see `Client.push`). Failed servers make the worker push again.
 
     Attributes:
-        clock: of the push.
-        first_residual: [n], as it was before the push was made at all; None where nothing is lost,
-            or nobody survives.
-        residual_before: [n], as it was before the latest attempt.
-        applied: [n], what servers have of it, of all attempts; None: nothing.
-        arrived: [n], what they have of the latest one.
+        clock: number of this push.
+        first_residual: [n], the residual before the first attempt. None if the codec is lossless or
+            the ranks are not fault-tolerant.
+        residual_before: [n], the residual before the latest attempt.
+        applied: [n], True for values that servers hold from any attempt. None: no value.
+        arrived: [n], True for values that servers hold from the latest attempt. None: no value.
     """
 
     vector: Array
@@ -56,11 +56,11 @@ class PendingPush:
     arrived: Marks | None = None
 
     def record_failure(self, arrived: Marks, missing: Marks) -> None:
-        """Ranks have died since the latest attempt.
+        """Record the values that servers hold after ranks have failed.
 
         Args:
-            arrived: [n], what servers are known to have of that.
-            missing: [n], what those that are left have nothing of.
+            arrived: [n], True for values of the latest attempt that servers are known to hold.
+            missing: [n], True for values of the push that no remaining server holds.
         """
         for known in (self.applied, self.arrived):
             if known is not None:
@@ -70,9 +70,12 @@ class PendingPush:
         self.arrived = arrived.copy() if self.arrived is None else self.arrived
 
     def retry_vector(self) -> Array:
-        """The vector of one more attempt, in which what servers have is 0. The residual becomes
-        what it is where the latest attempt has arrived, where only an earlier one has, and where
-        none has."""
+        """Return the vector for the next attempt: 0 for values that servers hold already.
+
+        Each value of the residual is reset according to the attempts that have arrived: to the
+        current residual after the latest attempt, to the residual before the latest attempt after
+        an earlier one, and to the first residual after none.
+        """
         vector, residual, before = self.vector, self.residual, self.residual_before
         xp = array_module(vector)
         if residual is not None and before is not None:
@@ -90,16 +93,15 @@ class PendingPush:
 
 
 class Client(Conversation):
-    """Asks all servers for what a worker needs of them.
+    """A worker's requests to all servers.
+
+    Requests run in program order. This includes requests of the background thread (`begin`).
 
     Args:
-        parts: of the model, for each server.
+        parts: of the model, one for each server.
         endpoint, check: as for any `Conversation`.
 
-    Requests are made one after the other, in the order of the program, also those that a thread
-    makes in the background (`begin`).
-
-    Every method that asks raises as `ask`. Everything here is local.
+    Every method that sends requests raises as `ask` does. All methods are local.
     """
 
     def __init__(
@@ -108,20 +110,20 @@ class Client(Conversation):
         super().__init__(endpoint, WorkerStatistics(), check)
         self.parts, self.servers = tuple(parts), len(parts)
         self._thread: ThreadPoolExecutor | None = None
-        self._begun: Future[Any] | None = None  # the latest
+        self._begun: Future[Any] | None = None  # the latest background work
         self._asking = threading.Lock()
         self._owner = threading.get_ident()
-        self.clock = 0  #: pushes so far, also those without samples
+        self.clock = 0  #: pushes so far, including those without samples
         self.row_clock = 0  #: pushes of rows so far
-        self.versions = [0] * self.servers  #: of the model that this worker has, by server
-        self.samples = 0  #: seen by all workers, as the servers last said
+        self.versions = [0] * self.servers  #: of the model on this worker, by server
+        self.samples = 0  #: seen by all workers, by the servers' latest answer
         self.factor = 1.0  #: of the learning rate, for pushes of rows
-        self.blocked_s = 0.0  #: that `in_order` has taken of this thread's time
+        self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
         self.fault_tolerant = False  #: whether `pending_push` is kept
         self.pending_push: PendingPush | None = None  #: the push under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do something in the background that asks servers; what is asked later waits for it."""
+        """Run `work` in the background thread. Later requests wait for the result."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "to servers")
         begun = self._thread.submit(self._alone, work)
@@ -129,15 +131,17 @@ class Client(Conversation):
         return begun
 
     def in_order(self, work: Callable[[], Result]) -> Result:
-        """Do something that asks servers, after all that was begun before; also at the program's
-        end, when Python lets nothing be begun any more."""
+        """Run `work`, which sends requests, after all background work has ended.
+
+        Usable at program exit too, when Python refuses to start new background work.
+        """
         begin = time.perf_counter()
         try:
             if self._begun is not None:
-                self._begun.exception()  # of which another is told
+                self._begun.exception()  # raised by whoever takes the result
             return self._alone(work)
         finally:
-            if threading.get_ident() == self._owner:  # others do not keep training from going on
+            if threading.get_ident() == self._owner:  # not in the background
                 self.blocked_s += time.perf_counter() - begin
 
     def _alone(self, work: Callable[[], Result]) -> Result:
@@ -153,15 +157,16 @@ class Client(Conversation):
         out: Array,
         bits: float = 32,
     ) -> None:
-        """Push a vector, and pull the model that results.
+        """Push a vector, and pull the resulting model.
 
         Args:
-            vector: [n], what is pushed; not changed.
-            residual: float32 [n], what pushes have lost: updated; None where nothing ever is.
-            samples: that are in `vector`; where there are none it is not sent.
+            vector: [n], the values to push; not changed.
+            residual: float32 [n], the quantization error of pushes so far; updated. None with
+                lossless codecs.
+            samples: in `vector`. With 0 samples the vector is not sent.
             factor: of the learning rate.
-            out: [n], written; may be the model itself, but not `vector`.
-            bits: a value of it.
+            out: [n], written. May be the model itself, but not `vector`.
+            bits: per value of the push.
         """
         pending = PendingPush(vector, residual, samples, factor, out, bits, self.clock + 1)
         if self.fault_tolerant:
@@ -172,7 +177,9 @@ class Client(Conversation):
         self._push(pending, vector)
 
     def retry_push(self, pending: PendingPush) -> None:
-        """Push what was under way as ranks died, but for what servers have of it."""
+        """Repeat the push that a failure of ranks interrupted, without the values that servers
+        hold.
+        """
         self._push(pending, pending.retry_vector())
 
     def _push(self, pending: PendingPush, vector: Array) -> None:
@@ -209,20 +216,20 @@ class Client(Conversation):
     def _allowance(
         self, vector: Array, residual: Array | None, bits: float, codec: EntropyCoded
     ) -> Allowance:
-        """The step of a push, the same for all servers."""
+        """Return the quantization step of a push, the same for all servers."""
         assert residual is not None
         parts = (part.pairs(codec, vector, residual, bits) for part in self.parts)
         return Allowance(codec, [pair for pairs in parts for pair in pairs])
 
     def pull(self, out: Array) -> None:
-        """Pull the model into [n]."""
+        """Pull the model into `out` [n]."""
         message = Message(kind=Kind.PULL)
         with on_device(out):
             parts = enumerate(self.parts)
             self._take([Ask(server, message, into=part.into(out)) for server, part in parts], out)
 
     def _take(self, asks: list[Ask], out: Array) -> list[Answer]:
-        """Ask every server for its part of the model, and take them into [n]."""
+        """Request every server's part of the model, and write the parts to `out` [n]."""
         answers = self.ask(asks)
         for part in self.parts:
             part.put_received(out)
@@ -233,7 +240,7 @@ class Client(Conversation):
         return answers
 
     def add_seconds(self, answers: list[Answer], seconds: float) -> None:
-        """Account for the time of an exchange: what of it was on the wire, and what was not."""
+        """Add an exchange to the statistics: seconds of waiting, of applying, and on the wire."""
         messages, spent = [answer.message for answer in answers], self.statistics.seconds
         waited = max((m.queued_ns + m.held_ns for m in messages), default=0) / NANO
         applied = max((m.applied_ns for m in messages), default=0) / NANO
@@ -242,38 +249,44 @@ class Client(Conversation):
         spent.wire += max(0.0, seconds - waited - applied)
 
     def meet(self) -> None:
-        """Wait until all workers are here.
+        """Wait until all workers have called `meet`.
 
-        Every server is told, so that none has others wait for this worker's next push.
+        The request goes to every server, so that no server makes workers wait for this worker's
+        next push.
 
         Raises:
-            SharedError: a worker has left, and never comes.
+            SharedError: a worker has left, so the meeting can never happen.
         """
         begin = time.perf_counter()
         self.add_seconds(self.ask_all(Kind.MEET), time.perf_counter() - begin)
 
     def sum_samples(self, samples: int) -> int:
-        """The sum of the samples that workers have in a step; waits for all that have not left."""
+        """Return the sum of all workers' samples in a step. Waits for every worker that has not
+        left.
+        """
         begin, message = time.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
         answers = self.ask([Ask(0, message)])
         self.add_seconds(answers, time.perf_counter() - begin)
         return answers[0].message.samples
 
     def agree_on_whole(self, samples: int) -> None:
-        """Wait until all workers have come with the same whole minibatch, of so many samples.
+        """Wait until all workers have the same whole minibatch of `samples` samples.
 
-        Every server is told, so that each hears of this worker as often as it trains.
+        The request goes to every server, so that each server hears from this worker in every step.
 
         Raises:
-            SharedError: they have not as many.
+            SharedError: the workers' sample counts differ.
         """
         begin, message = time.perf_counter(), Message(kind=Kind.AGREE_ON_WHOLE, samples=samples)
         answers = self.ask(Ask(server, message) for server in range(self.servers))
         self.add_seconds(answers, time.perf_counter() - begin)
 
     def leave(self, out: Array) -> list[WorkerStatistics]:
-        """Say that no push will come, wait until all workers have said so, pull the last model.
+        """Announce the last push, wait until all workers have done the same, and pull the final
+        model.
 
+        Args:
+            out: [n], written.
         Returns:
             The statistics of all workers.
         """
@@ -293,7 +306,7 @@ class Client(Conversation):
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 
     def fail(self, problem: str) -> None:
-        """Tell all servers, and through them all workers, why training cannot go on.
+        """Report to all servers, and through the servers to all workers, why training cannot go on.
 
         Raises:
             SharedError: always.
@@ -301,14 +314,16 @@ class Client(Conversation):
         self.ask_all(Kind.FAIL, from_text(problem))
 
     def next_row_clock(self) -> int:
-        """The number of the next push of rows, by which servers know one that is made again."""
+        """Return the number of the next push of rows. Servers recognize a repeated push by its
+        number.
+        """
         self.row_clock += 1
         return self.row_clock
 
     def push_parts(
         self, kind: Kind, vectors: Sequence[Array], counters: Sequence[HostArray] = ()
     ) -> None:
-        """Tell every server its parts of vectors [n], and of `counters`, if any, its own."""
+        """Send each server its parts of the vectors [n], and its entry of `counters`, if given."""
         here = [on_host(vector) for vector in vectors]
         asks = []
         for server, part in enumerate(self.parts):
@@ -322,7 +337,7 @@ class Client(Conversation):
         super().abandon()
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """End the background thread, and refuse all later requests."""
         self._end_thread()
         super().close()
 
@@ -332,6 +347,6 @@ class Client(Conversation):
             self._thread = None
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
-        """Ask every server the same."""
+        """Send the same request to every server."""
         message = Message(kind=kind, body=0 if body is None else body.nbytes)
         return self.ask(Ask(server, message, body) for server in range(self.servers))

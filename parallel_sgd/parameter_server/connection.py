@@ -1,4 +1,4 @@
-"""How a rank takes part: as a worker with a client, as a server, or as both."""
+"""The part of one rank in training with servers: a worker's client, a server, or both."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ Counters = npt.NDArray[np.int64]
 
 
 class Connection:
-    """What a rank needs to train with servers: a client, a server, or both.
+    """A rank's client, server, or both.
 
     Args:
-        group: who works and who serves.
-        parameters: the model, as it is at the start on all ranks.
-        placement: which server holds which part.
+        group: the workers and the servers.
+        parameters: the initial model, the same on all ranks.
+        placement: of the model's slices on the servers.
         rules: of pushes.
         tables: the tables.
 
     Attributes:
-        order: in which this rank's server answers.
-        finished: whether this rank has left: all workers have, or are about to.
+        order: of this rank's server's answers.
+        finished: True once this rank has left. By then all workers have left, or are about to.
 
     Local.
     """
@@ -83,16 +83,19 @@ class Connection:
         ]
 
     def _codec_for(self, server: int) -> Callable[[float], Codec]:
-        """The codec of pushes to a server, given their bits."""
+        """Return a function from bits to the codec of pushes to `server`."""
         slices = self._placement.servers[server]
         sizes = {name: x.size for name, x in self._parameters.items()}
         return lambda bits: self._rules.codec_of_part(bits, slices, sizes)
 
     def open_order(self, record: str | None, replay: str | None, facts: Facts) -> None:
-        """Where this rank serves: keep the order of its answers in a folder, or take it from one.
+        """Record the order of this server's answers in a folder, or replay a recorded order.
+
+        Does nothing on a rank without a server.
 
         Args:
-            facts: what must be the same for both, beside the numbers of workers and servers.
+            facts: must be equal in the recording and the replay, in addition to the numbers of
+                workers and servers.
         Raises:
             UserError: as `RecordedOrder` and `ReplayedOrder`.
         """
@@ -106,8 +109,11 @@ class Connection:
             self.order = RecordedOrder(record, self.group.server, facts)
 
     def bind(self, optimizer: Optimizer) -> None:
-        """The optimizer of this rank's server; where every rank serves, its thread begins, unless
-        others have died, and servers are to go on from what those have had: `resume_from`."""
+        """Set the optimizer of this rank's server. If every rank serves, start the server's thread.
+
+        After a failure of ranks the thread does not start here but in `resume_from`, with the state
+        of the earlier servers.
+        """
         self._optimizer = optimizer
         if not self.group.world.generation:
             self._begin()
@@ -115,12 +121,12 @@ class Connection:
     def resume_from(
         self, vectors: Sequence[HostArray], counters: Counters, tables: ServedTables | None
     ) -> None:
-        """This rank's server, if it is one, goes on from here.
+        """Start this rank's server, if any, from a given state.
 
         Args:
-            vectors: [n] each, the model, and the optimizer's buffers in the order of their names.
+            vectors: [n] each: the model, then the optimizer's buffers, ordered by name.
             counters: int64 [3 + 4 workers]: see `ServedModel.state`.
-            tables: what it holds of the tables; None where these begin.
+            tables: this server's tables. None: the tables start afresh.
         """
         if self.serves:
             own = self.parts[self.group.server]
@@ -133,29 +139,29 @@ class Connection:
     def _begin(self) -> None:
         if self.group.shared:
             self._thread = ServerThread(self.server)
-            forgotten = weakref.finalize(self, self._thread.stop)
-            forgotten.atexit = False  # the program's end stops it in its turn
+            dropped = weakref.finalize(self, self._thread.stop)
+            dropped.atexit = False  # at exit, the shutdown stops the thread in its order
 
     @property
     def serves(self) -> bool:
-        """Whether this rank is a server, at least beside its training."""
+        """True if this rank has a server, alone or in a thread beside the training."""
         return self.group.serves or self.group.shared
 
     @property
     def server(self) -> Server:
-        """This rank's, made at its first use."""
+        """This rank's server, created on first use."""
         if self._server is None:
             self._server = self._new_server()
         return self._server
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """What this rank's server holds of the model, as (start, stop)."""
+        """This server's ranges of the flat vector, as (start, stop)."""
         return self._placement.runs(self.group.server)
 
     @property
     def client(self) -> Client:
-        """This worker's side.
+        """The worker's client, created on first use.
 
         Raises:
             UserError: this rank only serves.
@@ -172,7 +178,7 @@ class Connection:
         return self._client
 
     def remote_tables(self) -> RemoteTables:
-        """This rank's side of the tables, by name."""
+        """Return this rank's side of all tables, by name."""
         client = None if self.group.serves else lambda: self.client
         tables = RemoteTables()
         for number, options in enumerate(self._tables):
@@ -184,7 +190,9 @@ class Connection:
         return tables
 
     def _check(self, rank: int) -> None:
-        """Raise if there is a reason not to wait any longer for the server on a rank."""
+        """Raise the error that has ended the server on this rank, if waiting for `rank` is
+        pointless.
+        """
         if self._thread is not None:
             self._thread.check(asked=rank == self.group.world.rank)
 
@@ -214,12 +222,13 @@ class Connection:
         )
 
     def serve(self) -> None:
-        """Be a server, until all workers have left; then take the whole final model. Once.
+        """Run the server until all workers have left, then gather the final model. A second call
+        does nothing.
 
         Raises:
             UserError, RanksLost: as `Server.serve`.
 
-        Collective over the servers at its end.
+        Collective over the servers at the end.
         """
         if self.finished:
             return
@@ -234,7 +243,7 @@ class Connection:
             part.put(everything[end - part.values : end], self._parameters.flat)
 
     def end(self) -> None:
-        """This worker leaves; its own server has ended too, or does soon."""
+        """Close this worker's client, and wait for the server of the same rank."""
         self.finished = True
         self.client.close()
         if self._thread is not None:
@@ -242,13 +251,15 @@ class Connection:
             self._thread.check(asked=False)
 
     def end_without_servers(self) -> None:
-        """This rank has the final model by others; servers have ended."""
+        """Mark this rank as finished after a failure: its final model came from a rank, and servers
+        have ended.
+        """
         self.finished = True
         if self._client is not None:
             self._client.left = True
 
     def abandon(self) -> None:
-        """Ranks have died, and the communicators are revoked: end what serves and asks. Local."""
+        """Stop the server and the client after a failure has revoked the communicators. Local."""
         if self._thread is not None:
             self._thread.stop()
             self._thread.wait()
@@ -258,18 +269,20 @@ class Connection:
             self._server.abandon()
 
     def close(self, *, failed: bool) -> None:
-        """Give back the communicators, and end what serves and asks.
+        """Release the communicators, and stop the server and the client.
 
         Args:
-            failed: others may still be talking: nothing is given back.
+            failed: True if training has failed. Ranks may then still communicate, so nothing is
+                released.
 
-        Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
+        Collective over all ranks. On fault-tolerant ranks nothing is released either, because
+        failed ranks would never join the collective.
         """
         if failed or self.group.world.fault_tolerant:
             return
         if not self.finished:
             if self._client is not None:
-                self._client.close()  # after what it asks for in the background
+                self._client.close()  # after its background requests
             self.group.world.barrier()
             if self._thread is not None:
                 self._thread.end()
@@ -277,10 +290,12 @@ class Connection:
 
 
 class ServerThread(InBackground[None]):
-    """A server beside a worker; it ends with all workers, or when nobody has a use for it."""
+    """A server in a thread of a training rank. Ends with all workers, or when the connection is
+    dropped.
+    """
 
     def __init__(self, server: Server) -> None:
-        self._ended_by: BaseException | None = None  # of which a worker tells
+        self._ended_by: BaseException | None = None  # raised by `check`
         super().__init__("server", lambda: self._serve(server), server.stop)
 
     def _serve(self, server: Server) -> None:
@@ -290,11 +305,12 @@ class ServerThread(InBackground[None]):
             self._ended_by = error
 
     def check(self, *, asked: bool) -> None:
-        """Raise what has ended the server.
+        """Raise the error that has ended the server.
 
         Args:
-            asked: its worker waits for its answer: that comes where the server has told all workers
-                of a problem, and then they tell the other servers.
+            asked: True while this rank's worker waits for this server's answer. A `SharedError` is
+                then not raised here: the server's answer brings the same problem, and the worker
+                reports it to the remaining servers.
         """
         error = self._ended_by
         if error is not None and not (asked and isinstance(error, SharedError)):

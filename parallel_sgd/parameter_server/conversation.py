@@ -1,4 +1,4 @@
-"""A worker's requests to several servers at once, and their answers."""
+"""Requests of a worker to several servers at once, and the servers' answers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text, unpacke
 HostArray = npt.NDArray[Any]
 
 TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS, Kind.SET_ROWS}
-"""Whose bytes are counted; what checkpoints take is not training's."""
+"""Requests whose bytes are counted. Bytes of checkpoints do not belong to training."""
 
 NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}
 
 
 @dataclass
 class Ask:
-    """A request to one server, and where the body of its answer goes."""
+    """A request to a server, and the memory for the answer's body."""
 
-    server: int  #: its number
+    server: int  #: number of the server
     message: Message
     body: HostArray | None = None
-    into: HostArray | None = None  #: uint8, of the answer's length, where that is known before
+    into: HostArray | None = None  #: uint8, of the answer's length, if known in advance
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Answer:
 
 
 class Conversation:
-    """Sends requests to servers, and puts together what they answer.
+    """Sends requests to servers, and collects the answers.
 
     Args:
-        endpoint: to the servers, whose ranks are its peers in the order of their numbers.
+        endpoint: to the servers. Its peers are the servers' ranks, ordered by server number.
         statistics: counts the bytes of training.
-        check: raises if there is a reason not to wait any longer for the server on a rank.
+        check: raises if waiting for the server on a rank is pointless.
 
     Local.
     """
@@ -57,19 +57,19 @@ class Conversation:
     ) -> None:
         self.statistics, self._endpoint, self._check = statistics, endpoint, check
         self._ranks = endpoint.peers
-        self._came: dict[int, Header] = {}
-        self._problem: str | None = None  # why training cannot go on
-        self.left = False  #: whether servers have ended, and nothing may be asked any more
+        self._headers: dict[int, Header] = {}
+        self._problem: str | None = None  # the reason if training cannot go on
+        self.left = False  #: True once servers have ended, and requests are refused
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
-        """Send requests, and wait for all answers, in their order.
+        """Send requests, wait for all answers, and return the answers in the order of the requests.
 
-        Where one of them is no answer to the request, no body of the others is put anywhere.
+        If any answer is invalid or an error, all `into` stay unchanged.
 
         Raises:
-            SharedError: a worker has failed, as all others are told too.
-            UserError: a server has refused a request, or all have left.
-            RanksLost: a rank has died, where the others survive that.
+            SharedError: a worker has failed. All workers receive the same problem.
+            UserError: a server has refused a request, or all servers have left.
+            RanksLost: a rank has failed, on fault-tolerant ranks.
         """
         asks = list(asks)
         if self._problem is not None:
@@ -80,13 +80,13 @@ class Conversation:
                 "rows before it"
             )
         try:
-            return self._sound(asks, self._exchange(asks))
-        except SharedError as error:  # this rank's own server may say so before the others answer
+            return self._checked(asks, self._exchange(asks))
+        except SharedError as error:  # perhaps from this rank's own server alone
             self._problem = str(error)
             raise
 
-    def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
-        """The answers, where they answer the requests."""
+    def _checked(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
+        """Return the answers, or raise the problem reported by an answer."""
         failed = {
             ask.server: as_text(answer.body)
             for ask, answer in zip(asks, answers, strict=True)
@@ -96,7 +96,7 @@ class Conversation:
             self._problem = next(iter(failed.values()))
             text = from_text(self._problem)
             message = Message(kind=Kind.FAIL, body=text.nbytes)
-            others = set(range(len(self._ranks))) - failed.keys()  # that wait, and do not know why
+            others = set(range(len(self._ranks))) - failed.keys()  # not yet informed
             self._exchange([Ask(server, message, text) for server in sorted(others)])
             raise SharedError(self._problem)
         for answer in answers:
@@ -110,12 +110,13 @@ class Conversation:
             rank, header = self._ranks[ask.server], ask.message.packed()
             sending.append(self._endpoint.send(rank, header, ask.body))
             self.statistics.bytes_sent += ask.message.body * self._counts(ask)
-        came = [self._answer_to(ask) for ask in asks]  # all of them: later ones must not meet these
+        # Receive every header, even after an error: a later request must not meet it.
+        messages = [self._answer_to(ask) for ask in asks]
         sound = all(
-            isinstance(message, Message) and message.kind not in NO_ANSWERS for message in came
+            isinstance(message, Message) and message.kind not in NO_ANSWERS for message in messages
         )
         answers, coming = [], []
-        for ask, message in zip(asks, came, strict=True):
+        for ask, message in zip(asks, messages, strict=True):
             rank = self._ranks[ask.server]
             if isinstance(message, Malformed):
                 text = f"the server on rank {rank} has sent what is no answer: {message}"
@@ -131,7 +132,7 @@ class Conversation:
         return answers
 
     def _finish(self, transfers: list[Transfer]) -> None:
-        """Until all have ended, also behind one that is not what was announced."""
+        """Wait until all transfers have ended, even if a transfer has the wrong length."""
         try:
             self._endpoint.finish(transfers, "messages to and from servers")
         except OtherLength:
@@ -139,11 +140,11 @@ class Conversation:
             raise UserError("a server's answer is not as long as it has announced") from None
 
     def _counts(self, ask: Ask) -> bool:
-        """Whether it is a part of training, and leaves this rank."""
+        """True if the request belongs to training, and its bytes leave this rank."""
         return ask.message.kind in TRAINING and self._ranks[ask.server] != self._endpoint.rank
 
     def _answer_to(self, ask: Ask) -> Message | Malformed:
-        """The header of an answer; or why it is none, and then its body is dropped."""
+        """Return the header of an answer. If invalid, discard the body and return the reason."""
         rank = self._ranks[ask.server]
         while True:
             with self._endpoint.watched(f"an answer of the server on rank {rank}", rank):
@@ -151,7 +152,7 @@ class Conversation:
             self._endpoint.listen(rank)
             try:
                 message = unpacked(header)
-                if message.kind == Kind.HEARTBEAT:  # with which the time begins anew
+                if message.kind == Kind.HEARTBEAT:  # restarts the timeout
                     continue
                 if message.kind in NO_ANSWERS:
                     return message
@@ -167,17 +168,17 @@ class Conversation:
 
     def _header_of(self, rank: int) -> Header | None:
         for sender, header in self._endpoint.arrivals():
-            self._came[sender] = header
-        if rank not in self._came:
+            self._headers[sender] = header
+        if rank not in self._headers:
             self._check(rank)
             return None
-        return self._came.pop(rank)
+        return self._headers.pop(rank)
 
     def abandon(self) -> None:
-        """Ranks have died: see that nothing is under way any more."""
+        """Cancel all transfers after a failure of ranks."""
         self._endpoint.abandon()
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Refuse all later requests."""
         self.left = True
         self._endpoint.close()

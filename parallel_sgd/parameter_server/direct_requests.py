@@ -1,4 +1,4 @@
-"""Requests that a server answers as it handles them: for rows of tables, for state, for files."""
+"""Requests handled and answered at once by a server: table rows, state, and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pull_rows(model: ServedModel, tables: ServedTables, request: Request) -> Ar
 def _push_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:
     message, worker = request.message, request.worker
     ids, gradient = _ids_and_rows(tables, request)
-    if message.clock > tables.row_clocks.get(worker, 0):  # else it is made again: it had arrived
+    if message.clock > tables.row_clocks.get(worker, 0):  # else a repeated push, already applied
         tables.push(worker, message.table, ids, gradient, message.samples, message.factor)
         tables.row_clocks[worker] = message.clock
 
@@ -36,16 +36,19 @@ def _set_rows(model: ServedModel, tables: ServedTables, request: Request) -> Non
 
 
 def _ids_and_rows(tables: ServedTables, request: Request) -> tuple[Array, Array]:
-    """A body's ids, int64 [count], and what it has for each, float32 [count, width]."""
+    """Split a body into ids, int64 [count], and a row for each id, float32 [count, width]."""
     options, ids = _require_form(tables, request.message), 8 * request.message.count
     rows = request.body[ids:].view(np.float32).reshape(-1, options.width)
     return request.body[:ids].view(np.int64), rows
 
 
 def _require_form(tables: ServedTables, message: Message) -> Table:
-    """The options of the table that a message is about; see that there is one, and the body fits.
+    """Check that the message's table exists and that the body has the right length.
 
-    A body is ids, int64 [count], and where rows are pushed or set, float32 [count, width].
+    A body is ids, int64 [count]. PUSH_ROWS and SET_ROWS append rows, float32 [count, width].
+
+    Returns:
+        The table's options.
     """
     if message.table >= len(tables.options):
         known = ", ".join(f"{i}: {options.name!r}" for i, options in enumerate(tables.options))
@@ -76,4 +79,4 @@ DIRECT_REQUESTS: dict[Kind, DirectRequest] = {
     Kind.LOAD_TABLES: lambda model, tables, request: tables.load(as_text(request.body)),
     Kind.COUNT_TABLES: lambda model, tables, request: as_bytes(tables.counts()),
 }
-"""What each of them does; returns the body of its answer."""
+"""A handler for each kind of request. Returns the body of the answer."""

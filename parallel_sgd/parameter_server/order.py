@@ -1,7 +1,8 @@
-"""The order in which a server has answered its workers: recorded, and replayed.
+"""Recording and replay of the order in which a server answers its workers.
 
-What a worker sends depends on its data and on the answers that it got; a server's answers depend on
-what it got, in its order. So the order is all that must be known to repeat a run bit for bit.
+A worker's messages depend on the worker's data and on the answers received. A server's answers
+depend on the messages received and on their order. So the order is sufficient to repeat a run bit
+for bit.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from ..errors import UserError
 from ..files import content_of, write_whole
 from ..validation import shown
 
-FLUSHED = 4096  #: requests that are written at a time
+FLUSHED = 4096  #: requests per write
 
 Facts = dict[str, str]  #: texts by name
 
 
 class Order:
-    """Whose request a server answers next: here anybody's, as they come."""
+    """The order of a server's answers. This base class accepts requests as they arrive."""
 
     def next(self) -> int | None:
-        """The worker whose turn it is; None where anybody may come."""
+        """Return the worker whose turn it is, or None if any worker may be next."""
         return None
 
     def answered(self, worker: int) -> None:
-        """A worker's request has been handled."""
+        """Record that a worker's request has been handled."""
 
     def write(self) -> None:
-        """Bring what is recorded to the file."""
+        """Write all recorded entries to the file."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the recording."""
 
     def discard(self) -> None:
-        """Nothing has come, and nothing will: leave no file behind."""
+        """Delete the files of a recording that has not begun."""
 
 
 class RecordedOrder(Order):
-    """As requests come, written to a file.
+    """Accepts requests as they arrive, and records the order in a file.
 
     Args:
-        folder: made if there is none.
-        server: this server's number.
-        facts: what must be the same where it is replayed.
+        folder: created if missing.
+        server: number of this server.
+        facts: must be equal in the replay.
     Raises:
-        UserError: it cannot be written to, now or later, or has a recording already.
+        UserError: the folder cannot be written to, now or later, or already holds a recording.
     """
 
     def __init__(self, folder: str, server: int, facts: Facts) -> None:
@@ -68,7 +69,7 @@ class RecordedOrder(Order):
             raise UserError(f"record={folder!r} must be a folder to write to: {error}") from None
         self._unwritten: list[int] = []
         self._written = 0
-        self._is_whole = True  # what is in the file
+        self._is_whole = True  # False after a failed write
         try:
             self._describe(None)
         except BaseException:
@@ -108,16 +109,16 @@ class RecordedOrder(Order):
                 path.unlink()
 
     def _describe(self, requests: int | None) -> None:
-        """With the number of requests, once that is known: a job that is ended leaves it open."""
+        """Write the facts and the number of requests: null until the recording is closed."""
         text = json.dumps({**self._facts, "requests": requests}, indent=1)
         write_whole("record", self._description, lambda path: path.write_text(text), follow=False)
 
 
 class ReplayedOrder(Order):
-    """The recorded order, and after its end any.
+    """Repeats a recorded order. Later requests are accepted on arrival.
 
     Raises:
-        UserError: nothing is recorded there, it is damaged, or of another run.
+        UserError: the folder has no recording, or the recording is damaged or of a different run.
     """
 
     def __init__(self, folder: str, server: int, facts: Facts) -> None:
@@ -155,10 +156,10 @@ class ReplayedOrder(Order):
 
 
 def _facts_in(path: Path) -> dict[str, Any]:
-    """What a recording says of itself.
+    """Return the facts of a recording.
 
     Raises:
-        OSError, ValueError: there is none, or not one.
+        OSError, ValueError: the file is missing or not a recording.
     """
     try:
         written = json.loads(content_of(path.name, path))
@@ -173,7 +174,7 @@ def _facts_in(path: Path) -> dict[str, Any]:
 
 
 def _in_one_line(written: Any) -> str:
-    """A text of a file as it is, where that can be."""
+    """Return a printable text unchanged, and any other value as `shown` formats it."""
     return written if isinstance(written, str) and written.isprintable() else shown(written)
 
 

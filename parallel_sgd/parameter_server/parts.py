@@ -1,4 +1,4 @@
-"""The part of a worker's vectors that one server keeps: cut out, encoded, and put back."""
+"""A server's part of a worker's vectors: cut out, encoded, and written back."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ HostArray = npt.NDArray[Any]
 
 
 class Part:
-    """The slices of the model that one server holds, as a worker pushes and pulls them.
+    """The slices of the model on a given server, as a worker pushes and pulls them.
 
     Args:
-        runs: (start, stop) of the part's values in the flat vector, in their order.
+        runs: (start, stop) of the part's values in the flat vector, in order.
         shapes: of the part's slices.
         parameters: the model.
-        codec: of what is pushed with so many bits; None where nothing is ever lost.
-        error_feedback: False forgets what codecs lose.
-        staged: whether what is pulled changes a vector in `put_received` only: where servers may
-            die, and others have answered.
+        codec: given the bits, returns the codec of a push. None: lossless.
+        error_feedback: False discards the quantization error.
+        staged: True delays changes of a pulled vector until `put_received`. Needed if a server may
+            fail after its peers have answered.
 
-    Where the part is one run of a NumPy vector, and not staged, nothing is copied. Local.
+    If the part is a single run of a NumPy vector and not staged, nothing is copied. Local.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Part:
         flat = parameters.flat
         self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
         self._layout = layout(shapes, parameters.dtype)
-        self._coded: dict[float, tuple[Codec, Blocks, VariableMessage | None]] = {}  # by bits
+        self._coded: dict[float, tuple[Codec, Blocks, VariableMessage | None]] = {}  # keyed by bits
         self._on_host = array_module(flat) is np
         ends = list(accumulate(stop - start for start, stop in runs))
         self._ends = ends
-        self.values = values = ends[-1] if ends else 0  #: how many there are
-        self.bytes = values * parameters.dtype.itemsize  #: of the part, in full precision
+        self.values = values = ends[-1] if ends else 0  #: in the part
+        self.bytes = values * parameters.dtype.itemsize  #: in full precision
         whole = len(self._runs) == 1
         self._cut = None if whole else empty_like(flat, values)
         self._cut_residual = empty_like(flat, values) if codec and not whole else None
@@ -72,14 +72,16 @@ class Part:
         bits: float = 32,
         allowance_of: AllowanceOf | None = None,
     ) -> HostArray:
-        """The part of a vector [n] as it is sent: uint8, in host memory, valid until the next call.
+        """Encode the part of a vector [n] for sending.
 
         Args:
             vector: not changed.
-            residual: float32 [n], updated; None where nothing is ever lost.
-            bits: a value.
-            allowance_of: for codecs with steps, which all parts of the vector share: see `pairs`.
-                The part has steps of its own, if not given.
+            residual: float32 [n], updated. None with lossless codecs.
+            bits: per value.
+            allowance_of: for codecs with a quantization step shared by all parts of the vector: see
+                `pairs`. By default the part has steps of its own.
+        Returns:
+            uint8 in host memory, valid until the next call.
         """
         values = self._of(vector, self._cut)
         if self._codec is None or self._payload is None:
@@ -108,22 +110,21 @@ class Part:
     def pairs(
         self, codec: EntropyCoded, vector: Array, residual: Array, bits: float
     ) -> list[tuple[Array, Array]]:
-        """What this part has of the values of a codec: parts of both vectors [n], as
-        `compression.Allowance` takes them."""
+        """Return this part's slices of both vectors [n] under `codec`, for `Allowance`."""
         if self._codec is None:
             return []
         _, _, variable = self._coding(bits)
         pairs = []
         for own, values in variable.entropy_coded() if variable is not None else ():
             for (start, stop), end in zip(self._runs, self._ends, strict=True):
-                before = start - (end - (stop - start))  # of a place in the vector, and in the part
+                before = start - (end - (stop - start))  # offset from the part to the vector
                 begin, last = max(values.start + before, start), min(values.stop + before, stop)
                 if own == codec and begin < last:
                     pairs.append((vector[begin:last], residual[begin:last]))
         return pairs
 
     def _coding(self, bits: float) -> tuple[Codec, Blocks, VariableMessage | None]:
-        """With so many bits; the last one where the length of messages is not fixed."""
+        """Return codec and blocks for `bits`, and a `VariableMessage` if messages vary in size."""
         if bits not in self._coded:
             assert self._codec is not None
             codec = self._codec(bits)
@@ -133,25 +134,24 @@ class Part:
         return self._coded[bits]
 
     def into(self, out: Array) -> HostArray:
-        """Where a pulled part is to be received: uint8; `put_received` then puts it into `out`."""
+        """Return the memory to receive a pulled part: uint8. Call `put_received` afterwards."""
         if self._pulled is None:
             ((start, stop),) = self._runs
             return as_bytes(out[start:stop])
         return self._pulled
 
     def put_received(self, out: Array) -> None:
-        """Put what `into` has received where it belongs in `out` [n]."""
+        """Copy the received part to its place in `out` [n]."""
         if self._pulled is not None:
             self.put(self._pulled.view(out.dtype), out)
 
     def cut(self, vector: HostArray) -> HostArray:
-        """A copy of the part of a vector [n] in host memory."""
+        """Return a copy of this part of a vector [n] in host memory."""
         pieces = [vector[start:stop] for start, stop in self._runs]
         return np.concatenate(pieces) if pieces else vector[:0].copy()
 
     def all_of(self, marked: npt.NDArray[np.bool_]) -> bool:
-        """Whether all of the part is marked, in bool [n]; an empty one is where all of the model
-        is."""
+        """Return True if the whole part is marked, bool [n]. For an empty part: if all of it is."""
         if not self._runs:
             return bool(marked.all())
         return all(bool(marked[start:stop].all()) for start, stop in self._runs)
@@ -165,7 +165,7 @@ class Part:
         return cut
 
     def put(self, values: Array, out: Array) -> None:
-        """Put a part, which may be in host memory, where it belongs in `out` [n]."""
+        """Copy a part, from host or device memory, to its place in `out` [n]."""
         if isinstance(values, np.ndarray) and not self._on_host:
             values = array_module(out).asarray(values)
         for (start, stop), end in zip(self._runs, self._ends, strict=True):
@@ -174,7 +174,7 @@ class Part:
     def _to_host(self, array: Array) -> HostArray:
         if self._pushed is None:
             return array  # type: ignore[no-any-return]
-        if len(self._pushed) < array.size:  # few values with levels may be more than whole ones
+        if len(self._pushed) < array.size:  # a few encoded values may exceed full precision
             self._pushed = pinned(array, array.size, np.uint8)
         pushed = self._pushed[: array.size]
         array.get(out=pushed)
@@ -182,5 +182,5 @@ class Part:
 
 
 def layout(shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike) -> Parameters:
-    """Zeros of a part's layout; of an empty one, where a server has nothing to keep."""
+    """Return zeros in a part's layout. An empty part has a single empty array."""
     return Parameters({name: np.zeros(s, dtype) for name, s in (shapes or {"none": (0,)}).items()})

@@ -1,6 +1,6 @@
-"""Which server holds which part of the model: parameters are cut into slices, and slices dealt.
+"""Placement of the model on servers: parameters are cut into slices, and slices are assigned.
 
-Every process works it out for itself, from the shapes alone, and all come to the same.
+Every process computes the placement from the shapes alone, with the same result.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from ..validation import choice, integer, shown
 
 __all__ = ["DISPATCH", "Dispatch", "Placement", "PlacementOptions", "Slice", "place"]
 
-#: Says which server gets a slice: from the slice's name, its number among all, and the servers.
+#: Chooses a slice's server: (slice's label, number among all slices, number of servers) -> server.
 Dispatch = Callable[[str, int, int], int]
 
 
 def _round_robin(name: str, number: int, servers: int) -> int:
-    """A cursor that is carried over from parameter to parameter, not set back for each."""
+    """Return the servers in turn. The turn continues across parameters."""
     return number % servers
 
 
 def _by_hash(name: str, number: int, servers: int) -> int:
-    """By the slice's name: a layer added to the model moves no other's slices."""
+    """Return a server by the hash of the slice's name. A new layer moves no existing slice."""
     return zlib.crc32(name.encode()) % servers  # Python's own hash differs in every process
 
 
-#: The rules that have a name.
+#: The named rules.
 DISPATCH: Mapping[str, Dispatch] = {"round-robin": _round_robin, "hash": _by_hash}
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Consecutive values of one parameter, which one server holds.
+    """Consecutive values of a parameter, held by the same server.
 
     Args:
         name: of the parameter.
-        start, stop: where the values lie in the flat vector of all parameters.
-        shape: of the slice; where the parameter has two or more dimensions, of whole rows.
-        label: the slice's own name, which no other has: "W1[0:334]", counted in rows (in values
-            where there is one dimension), or the parameter's where it is not cut.
+        start, stop: range of the values in the flat vector of all parameters.
+        shape: of the slice. Parameters with two or more dimensions are cut into whole rows.
+        label: the slice's unique name: "W1[0:334]", counted in rows (in values for a parameter with
+            a single dimension), or the parameter's name if uncut.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Placement:
-    """All slices of a model, each at one server.
+    """The slices of every server.
 
     Args:
-        servers: for every server its slices, in the order of the flat vector; none where there are
-            fewer slices than servers, or chance has it so.
+        servers: the slices of each server, in the order of the flat vector. Empty for a server if
+            there are fewer slices than servers, or by chance.
 
     Local.
     """
@@ -74,13 +74,14 @@ class Placement:
     servers: tuple[tuple[Slice, ...], ...]
 
     def values(self, server: int) -> int:
-        """How many values a server holds."""
+        """Return the number of values on a server."""
         return sum(slice_.values for slice_ in self.servers[server])
 
     def runs(self, server: int) -> list[tuple[int, int]]:
-        """Where a server's values lie in the flat vector: as few ranges (start, stop) as possible.
+        """Return a server's ranges of the flat vector as (start, stop): as few as possible.
 
-        Laid one behind the other they are the flat vector of `Parameters` made of `shapes(server)`.
+        Concatenated, the ranges are the flat vector of a `Parameters` with the shapes of
+        `shapes(server)`.
         """
         runs: list[tuple[int, int]] = []
         for slice_ in self.servers[server]:
@@ -91,17 +92,17 @@ class Placement:
         return runs
 
     def shapes(self, server: int) -> dict[str, tuple[int, ...]]:
-        """The layout of a server's part: the label of each slice with its shape, in order."""
+        """Return the layout of a server's part: the shape of each slice by label, in order."""
         return {slice_.label: slice_.shape for slice_ in self.servers[server]}
 
     @property
     def largest(self) -> int:
-        """How many values the server that holds most holds: a round is as slow as that one."""
+        """Number of values on the fullest server, the slowest of a round."""
         return max(map(self.values, range(len(self.servers))))
 
     @property
     def smallest(self) -> int:
-        """How many values the server that holds least holds."""
+        """Number of values on the emptiest server."""
         return min(map(self.values, range(len(self.servers))))
 
 
@@ -113,32 +114,35 @@ def place(
     slice_parameters: bool = True,
     min_block: int = 8192,
 ) -> Placement:
-    """Share a model among servers.
+    """Assign a model to servers.
 
-    A parameter of n values is cut into k = min(servers, max(1, ⌊n / min_block⌋)) slices of
-    b = ⌈n / k⌉ values, b rounded up to whole rows where it has two or more dimensions. So the last
-    slice may be shorter, and there may be fewer than k.
+    A parameter of n values is cut into k slices of b values; with two or more dimensions b is
+    rounded up to whole rows. So the last slice may be shorter, and there may be fewer than k
+    slices.
+
+        k = min(servers, max(1, ⌊n / min_block⌋))       b = ⌈n / k⌉
 
     Args:
         shapes: of every parameter by name, in the order of the flat vector: `Parameters.shapes`.
-        servers: how many there are, at least 1.
-        dispatch: "round-robin" (the next slice to the next server), "hash" (the CRC-32 of its
-            label), or a function of a slice's label, its number counted over all parameters, and
-            `servers` that returns a server, and the same in every process.
+        servers: number of servers, at least 1.
+        dispatch: "round-robin" (each slice to the next server), "hash" (CRC-32 of the label), or a
+            function (label, number of the slice among all slices, `servers`) -> server, with the
+            same result in every process.
         slice_parameters: False keeps every parameter whole.
-        min_block: a parameter is cut into no more slices than it has so many values.
+        min_block: a parameter of n values is cut into at most n / min_block slices.
 
     Returns:
-        The placement. A parameter without values is one slice, so that every name is somewhere.
+        The placement. A parameter without values is a single slice, so that every name has a
+            server.
 
     Raises:
-        UserError: an argument is not as required, `dispatch` returns no server, or a parameter
-            bears the label of another's slice.
+        UserError: an argument is invalid, `dispatch` returns no valid server, or a parameter has
+            the same label as another parameter's slice.
 
     Local; the same in every process.
 
     Source: PaddlePaddle Fluid, `slice_variable` and `ps_dispatcher`. There "hash" is Python's,
-    which differs from process to process.
+    which differs between processes.
 
     >>> placement = place({"W": (1000, 784), "b": (1000,)}, 3)
     >>> placement.shapes(0)
@@ -176,12 +180,14 @@ def _rule(dispatch: str | Dispatch) -> Dispatch:
 
 
 def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Iterator[Slice]:
-    """All slices in the order of the flat vector: of each parameter `most`, of `least` values."""
+    """Yield all slices in the order of the flat vector: at most `most` per parameter, of at least
+    `least` values.
+    """
     begin = 0
     for name, dimensions in shapes.items():
         shape = tuple(integer(f"shape of {name!r}: dimension", n, 0) for n in dimensions)
         values = math.prod(shape)
-        row = math.prod(shape[1:])  # one value where there are no rows
+        row = math.prod(shape[1:])  # 1 without rows
         k = min(most, max(1, values // least))
         block = -(-values // k)
         block += -block % max(1, row)
@@ -201,7 +207,9 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
 
 @dataclass(frozen=True, repr=False)
 class PlacementFunction:
-    """A user's function, named alike on all ranks; what it says must agree too."""
+    """A user's dispatch function. Its repr is the function's name, equal on all ranks; the
+    placements are compared too.
+    """
 
     function: Dispatch
 
@@ -213,7 +221,7 @@ class PlacementFunction:
 
 
 class NameOrFunction(Choice):
-    """The name of a rule, or in Python a user's function."""
+    """An option's check: the name of a rule, or in Python a function."""
 
     def __call__(self, name: str, value: Any) -> Any:
         if isinstance(value, PlacementFunction):
@@ -223,7 +231,7 @@ class NameOrFunction(Choice):
 
 @options
 class PlacementOptions(Options):
-    """Which server holds what."""
+    """Options of the placement."""
 
     placement: str | Dispatch = option(
         "round-robin",
@@ -243,7 +251,7 @@ class PlacementOptions(Options):
         self.require_use("min_block", self.slice_parameters, "slice_parameters=True")
 
     def place(self, parameters: Parameters, servers: int) -> Placement:
-        """Which server holds which part of a model. Local."""
+        """Return the placement of a model on servers. Local."""
         return place(
             parameters.shapes,
             servers,

@@ -1,4 +1,4 @@
-"""Bits of pushes that are chosen by a measurement before training."""
+"""Automatic choice of the bits of pushes, by a measurement before training."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ def choose_push_bits(
     block_size: int,
     possible: tuple[float, ...],
 ) -> tuple[float, Measured | None]:
-    """The bits with which pushes to the server that holds most should be answered soonest; and what
-    says so.
+    """Choose the bits for the shortest push to the server with the most values.
 
     Args:
         world: workers and servers.
         parameters: the model.
-        largest: how many of its values that server holds.
-        workers: how many there are.
+        largest: number of values on that server.
+        workers: number of workers.
         block_size: of the codecs.
-        possible: what may be chosen.
+        possible: bits to choose from.
+    Returns:
+        The bits, and the measurement. The measurement is None if nothing was measured.
 
-    Collective; the same on all ranks. Cost: some tenths of a second for the links and the kernels;
-    nothing, and nothing is measured, for one rank, and where only 32 bits are possible.
+    Collective; the same on all ranks. Cost: some tenths of a second to measure links and kernels.
+    Nothing is measured on a single rank, for an empty model, or for parameters of other dtypes than
+    float32: the result is then 32.
     """
     if parameters.dtype != np.float32 or world.size == 1 or largest == 0:
         return 32, None

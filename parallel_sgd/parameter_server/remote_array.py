@@ -19,17 +19,17 @@ RowNumbers = npt.NDArray[Any] | Sequence[int]
 
 
 class RemoteArray:
-    """An array of float32 (`ArrayTable`) whose rows lie on servers.
+    """An array of float32 (`ArrayTable`) with its rows on servers.
 
-    Every `add` is applied as it comes; in mode "sync" with the model, once in every push of it: the
-    sum of what all workers have added since, in their order. Then `get` is always of just after the
-    latest one.
+    Every `add` is applied on arrival. In mode "sync", all additions since the last push of the
+    model are summed in the order of the workers and applied once with each push. Then `get` returns
+    the array right after the latest push.
 
     Args:
         options: of the array.
-        table: of its rows, or blocks, by their numbers.
+        table: of the rows, or blocks, by number.
 
-    Local. Cost: for each server that holds some of the rows, a message and an answer.
+    Local. Cost: a message and an answer for each server with some of the rows.
     """
 
     def __init__(self, options: ArrayTable, table: RemoteTable) -> None:
@@ -37,47 +37,47 @@ class RemoteArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return self.options.shape
 
     def get(self, rows: RowNumbers | None = None) -> Rows:
         """Read the array, or some rows.
 
         Args:
-            rows: whole numbers [m], from 0 on, each as often as you like; None: all.
+            rows: row numbers [m], from 0, repeats allowed. None: all rows.
         Returns:
-            float32 [*shape], or [m, *shape[1:]]: the caller's own.
+            float32 [*shape], or [m, *shape[1:]]: a copy.
         Raises:
-            UserError: there are no such rows.
+            UserError: a row number is invalid.
         """
         numbers, shape = self._numbers(rows)
         values = self._table.rows(numbers).reshape(-1)
         return values[: self.options.size].reshape(shape) if rows is None else values.reshape(shape)
 
     def add(self, delta: Rows, rows: RowNumbers | None = None, samples: int = 1) -> None:
-        """Add to the array, or to some rows; with an optimizer, have it take a step.
+        """Add to the array, or to some rows. With an optimizer: take a step.
 
         Args:
-            delta: float32 [*shape], or [m, *shape[1:]]; not changed. What belongs to a row that
-                occurs several times is summed. With an optimizer a gradient, summed over `samples`.
+            delta: float32 [*shape], or [m, *shape[1:]]; not changed. Values for a repeated row are
+                summed. With an optimizer: a gradient, summed over `samples`.
             rows: as for `get`.
-            samples: at least 1; only an optimizer needs them, and in mode "sync" those of the steps
-                count.
+            samples: at least 1. Used by an optimizer only. In mode "sync" the samples of the steps
+                are used instead.
         Raises:
-            UserError: there are no such rows, or `delta` is not as required, or not finite.
+            UserError: a row number is invalid, or `delta` has a wrong form or is not finite.
         """
         numbers, values = self._given("delta", delta, rows)
         self._table.push(numbers, values, samples)
 
     def set(self, values: Rows, rows: RowNumbers | None = None) -> None:
-        """Replace the array, or some rows; what an optimizer knows of them is forgotten.
+        """Replace the array, or some rows, and reset the optimizer's state of these rows.
 
-        At once, whatever the mode: for the beginning, where one worker sets what the others get
-        after `learner.meet()`.
+        Takes effect at once in every mode. Meant for initialization: a worker sets values, and all
+        workers read them after `learner.meet()`.
 
         Args:
             values: float32 [*shape], or [m, *shape[1:]]; not changed.
-            rows: as for `get`, all different.
+            rows: as for `get`, without repeats.
         Raises:
             UserError: as `add`.
         """
@@ -87,7 +87,7 @@ class RemoteArray:
         self._table.set(numbers, given)
 
     def counts(self) -> dict[str, int]:
-        """As `RemoteTable.counts`, of rows that have been changed (or blocks)."""
+        """Return the counts of changed rows (or blocks), as `RemoteTable.counts`."""
         return self._table.counts()
 
     def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
@@ -95,15 +95,15 @@ class RemoteArray:
         self._table.rebind(client, recover)
 
     def step_taken(self) -> None:
-        """As `RemoteTable.step_taken`."""
+        """See `RemoteTable.step_taken`."""
         self._table.step_taken()
 
     def discard_prefetched(self) -> None:
-        """As `RemoteTable.discard_prefetched`."""
+        """See `RemoteTable.discard_prefetched`."""
         self._table.discard_prefetched()
 
     def _numbers(self, rows: RowNumbers | None) -> tuple[Numbers, tuple[int, ...]]:
-        """The numbers of rows, or blocks, int64 [m], and the shape of their values."""
+        """Return the numbers of rows, or blocks, int64 [m], and the shape of their values."""
         shape, name = self.options.shape, self.options.name
         if rows is None:
             return np.arange(self.options.rows), shape
@@ -127,7 +127,7 @@ class RemoteArray:
         return numbers.astype(np.int64), (len(numbers), *shape[1:])
 
     def _given(self, what: str, values: Any, rows: RowNumbers | None) -> tuple[Numbers, Rows]:
-        """The numbers of rows, or blocks, and their values, float32 [m, width]."""
+        """Return the numbers of rows, or blocks, and their values, float32 [m, width]."""
         numbers, shape = self._numbers(rows)
         own = isinstance(values, np.ndarray)
         if not own or values.shape != shape or values.dtype != np.float32:
@@ -138,6 +138,6 @@ class RemoteArray:
             )
         flat: Rows = np.ascontiguousarray(values).reshape(-1)
         missing = len(numbers) * self.options.width - flat.size
-        if missing:  # of the last block
+        if missing:  # the last block is padded
             flat = np.concatenate([flat, np.zeros(missing, np.float32)])
         return numbers, flat.reshape(len(numbers), -1)

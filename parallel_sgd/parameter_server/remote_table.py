@@ -1,4 +1,4 @@
-"""A worker's side of tables: rows by their ids, whichever servers hold them."""
+"""A worker's side of tables: rows by id, from any server."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
-ASKED_EVERY_S = 0.05  #: whether tables are written
+ASKED_EVERY_S = 0.05  #: interval of queries if the tables are written
 
 
 class SkipsNonFinite(Protocol):
-    """What a table has to know of pushes that are left out."""
+    """The skip policy of a table's pushes."""
 
     @property
     def skips(self) -> bool: ...
@@ -40,25 +40,24 @@ class SkipsNonFinite(Protocol):
 
 
 class RemoteTable:
-    """The rows of a distributed embedding table (`Embedding`): of int64 ids, float32 [width] each.
+    """The rows of a distributed embedding table (`Embedding`): float32 [width] for each int64 id.
 
-    Only the different ones of the ids travel, and the sum of their gradients. A row exists from its
-    first push on; before, it has its initial values, which depend on the table's seed and the id.
-    Rows are trained as they are pushed; in mode "sync" with the model, once in every push of it: by
-    the sum of what all workers have pushed since, in their order, over the samples of all. Then
-    what is pulled is always of just after the latest one.
+    Only distinct ids travel, with the sum of their gradients. The first push of an id creates its
+    row. Until then the row has its initial values, a function of the table's seed and the id. Rows
+    are trained on arrival of a push. In mode "sync", all pushes since the last push of the model
+    are summed in the order of the workers, and applied once with each push, divided by the samples
+    of all workers. Then a pull returns the rows right after the latest push.
 
     Args:
         options: of the table.
         number: of the table, from 0.
-        client: the worker's, made at its first use; None on a rank that is no worker.
-        synchronous: whether it is trained in mode "sync".
+        client: returns the worker's client, created on first use. None on a rank without a worker.
+        synchronous: True in mode "sync".
 
     Attributes:
-        left_out: is told of a push that is not finite, where such are left out; else servers
-            refuse it.
+        skipped: the policy for non-finite pushes. If skipping is off, servers refuse such a push.
 
-    Local. Cost: for each server that holds some of the rows, a message and an answer.
+    Local. Cost: a message and an answer for each server with some of the rows.
     """
 
     def __init__(
@@ -78,19 +77,19 @@ class RemoteTable:
 
     @property
     def width(self) -> int:
-        """Values in a row."""
+        """Number of values in a row."""
         return self.options.width
 
     def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
-        """Ask another client from here on.
+        """Use a different client from now on.
 
         Args:
-            recover: called where ranks have died in a request, which is then made once more.
+            recover: called if ranks fail during a request. The request is then repeated.
         """
         self._client, self._recover = client, recover
 
     def _ask(self, work: Callable[[Client], Result]) -> Result:
-        """Ask servers for something; again, where ranks have died in it."""
+        """Run a request, and repeat the request after each failure of ranks."""
         while True:
             client = self._asked()
             try:
@@ -101,15 +100,15 @@ class RemoteTable:
                 self._recover()
 
     def rows(self, ids: Ids) -> Rows:
-        """The rows of ids.
+        """Return rows by id.
 
         Args:
-            ids: int64 [...], any, each as often as you like.
+            ids: int64 [...], any values, repeats allowed.
         Returns:
-            float32 [..., width], the caller's own; those that were prefetched, where `prefetch` was
-            last called with these ids.
+            float32 [..., width], a copy. Prefetched rows, if the latest `prefetch` had the same
+                ids.
         Raises:
-            UserError: ids that are not int64.
+            UserError: the ids are not int64.
         """
         flat, self._wanted = self._checked(ids), None
         coming, self._coming = self._coming, None
@@ -121,8 +120,10 @@ class RemoteTable:
         return self._ask(lambda client: self._pull(client, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
-        """Begin to pull, in the background, what the next `rows` will ask for: now, so that it does
-        not know of what is pushed later; in mode "sync" as soon as the next step is taken.
+        """Begin to pull the rows of the next `rows` in the background.
+
+        The pull begins at once, so its result lacks later pushes. In mode "sync" the pull begins
+        after the next step.
 
         Args:
             ids: as for `rows`; copied.
@@ -134,8 +135,9 @@ class RemoteTable:
             self._begin_to_pull(client, flat)
 
     def step_taken(self) -> None:
-        """In mode "sync": what was prefetched before it is of the past, and what is wanted can be
-        pulled."""
+        """In mode "sync": discard rows prefetched before the step, and begin the pull of the wanted
+        rows.
+        """
         if self._synchronous:
             wanted, self._wanted, self._coming = self._wanted, None, None
             if wanted is not None:
@@ -145,20 +147,21 @@ class RemoteTable:
         self._coming = flat, client.begin(lambda: self._pull(client, flat))
 
     def discard_prefetched(self) -> None:
-        """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
+        """Discard prefetched rows, because a checkpoint has replaced the tables."""
         coming, self._coming, self._wanted = self._coming, None, None
         if coming is not None and not is_rank_failure(coming[1].exception()):
             coming[1].result()
 
     def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
-        """Have rows trained by the table's optimizer.
+        """Train rows by the table's optimizer.
 
         Args:
-            ids: int64 [...], any; the gradients of one that occurs several times are summed.
-            gradient: float32 [..., width], summed over the samples; not changed.
-            samples: that it is of, at least 1. In mode "sync" those of the steps count.
+            ids: int64 [...], any values. The gradients of a repeated id are summed.
+            gradient: float32 [..., width], summed over `samples`; not changed.
+            samples: of the gradient, at least 1. In mode "sync" the samples of the steps are used
+                instead.
         Raises:
-            UserError: ids that are not int64, or a gradient that is not possible, or not finite.
+            UserError: the ids are not int64, or the gradient has a wrong form or is not finite.
         """
         flat, _ = self._checked(ids), self._asked()
         samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
@@ -179,13 +182,13 @@ class RemoteTable:
         self._ask(lambda client: self._push(client, flat, rows, samples, clock))
 
     def set(self, ids: Ids, values: Rows) -> None:
-        """Replace rows, now, whatever the mode.
+        """Replace rows at once, in every mode.
 
         Args:
-            ids: int64 [m], all different.
+            ids: int64 [m], without repeats.
             values: float32 [m, width].
         Raises:
-            UserError: values are not finite.
+            UserError: the values are not finite.
         """
         client = self._asked()
         if not np.isfinite(values).all():
@@ -198,8 +201,9 @@ class RemoteTable:
         self._ask(lambda client: client.ask(asks))
 
     def counts(self) -> dict[str, int]:
-        """How many rows the servers hold, the bytes of memory that they take, the ids that have
-        been pushed but have no row yet, and the rows that were forgotten."""
+        """Count rows, their bytes of memory, pushed ids without a row yet, and evicted rows, on all
+        servers.
+        """
         answers = self._ask(lambda client: client.ask_all(Kind.COUNT_TABLES))
         tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
         return dict(zip(COUNTS, tables.reshape(-1, 4)[self._number].tolist(), strict=True))
@@ -226,8 +230,11 @@ class RemoteTable:
     def _by_server(
         self, servers: int, ids: Ids
     ) -> tuple[Ids, list[tuple[int, slice]], npt.NDArray[np.int32]]:
-        """The different ids, [u], sorted by the servers that hold them; of each such server its
-        number and where its ids are; where each of the given ids, [m], is among the different ones.
+        """Group distinct ids by server.
+
+        Returns:
+            The distinct ids [u], sorted by server; the number and the slice of ids of each such
+                server; and the position [m] of each given id among the distinct ids.
         """
         distinct, inverse = self._kernels.unique(ids)
         starts = [0, len(distinct)]
@@ -263,7 +270,7 @@ class RemoteTable:
         distinct, held, inverse = self._by_server(client.servers, ids)
         total = np.empty((len(distinct), self.width), np.float32)
         self._kernels.sum_rows(inverse, gradient, total)
-        # One server can refuse it by itself; of several, others might have taken their parts.
+        # A single server refuses the push by itself. Several might apply some parts and not all.
         if client.servers > 1 and not np.isfinite(total).all():
             raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
         asks = []
@@ -277,14 +284,14 @@ class RemoteTable:
         client.add_seconds(answers, time.perf_counter() - begin)
 
     def _to_server(self, kind: Kind, server: int, ids: Ids, rows: Rows) -> Ask:
-        """Rows, float32 [m, width], for a server."""
+        """Return a request with rows, float32 [m, width], for a server."""
         body = np.concatenate([as_bytes(ids), as_bytes(rows)])
         message = Message(kind=kind, table=self._number, count=len(ids), body=body.nbytes)
         return Ask(server, message, body)
 
 
 class RemoteTables(dict[str, Any]):
-    """The tables by name; one that is not there is a mistake of the user's."""
+    """The tables by name. An unknown name raises a UserError."""
 
     def __missing__(self, name: Any) -> RemoteTable:
         known = ", ".join(map(repr, self)) or "none (DataParallelASGD(tables=...) makes them)"
@@ -292,15 +299,15 @@ class RemoteTables(dict[str, Any]):
 
 
 def write_tables(client: Client, folder: str) -> dict[str, Any]:
-    """Have servers write the rows that `ServedState.collect` has copied, while training goes on.
+    """Have servers write the rows copied by `ServedState.collect`, while training continues.
 
     Returns:
         Size and checksum of every file, by name.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: a file cannot be written.
 
-    Local.
+    Local. Blocks until all files are complete.
     """
     path = from_text(folder)
     client.in_order(lambda: client.ask_all(Kind.WRITE_TABLES, path))
@@ -316,7 +323,7 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
 
 
 def load_tables(client: Client, folder: str) -> None:
-    """Have servers take up the rows that any number of servers have written. Local.
+    """Have servers load rows from the files of any number of servers. Local.
 
     Raises:
         UserError: as `ServedTables.load`.

@@ -1,4 +1,4 @@
-"""What workers ask a server for: their messages, checked, until all of each is here."""
+"""Requests of workers to a server: received, checked, and released once complete."""
 
 from __future__ import annotations
 
@@ -22,46 +22,47 @@ NOTHING: Array = np.empty(0, np.uint8)
 
 @dataclass
 class Request:
-    """What a worker has asked for."""
+    """A request of a worker."""
 
     worker: int
     message: Message
     body: Array
-    memory: Array  #: that `body` is the beginning of
+    memory: Array  #: begins with `body`
     transfer: Transfer | None = None
-    problem: Malformed | None = None  #: why it is none; then `message` says nothing
-    came_ns: int = 0  #: when all of it was here, by `time.perf_counter_ns` as the others
-    begun_ns: int = 0  #: when the server began to work on it
-    ended_ns: int = 0  #: when it had done so
-    heartbeat_ns: int = 0  #: when the server last said that it is there
+    problem: Malformed | None = None  #: if the request is invalid; `message` then means nothing
+    came_ns: int = 0  #: arrival of the whole request, by `time.perf_counter_ns` as below
+    begun_ns: int = 0  #: start of the server's work
+    ended_ns: int = 0  #: end of the server's work
+    heartbeat_ns: int = 0  #: the server's latest heartbeat
     staleness: int = 0
 
 
 class Requests:
-    """Receives what workers send.
+    """Receives the messages of workers.
 
     Args:
-        endpoint: to the workers, whose ranks are its peers in the order of their numbers.
+        endpoint: to the workers. Its peers are the workers' ranks, ordered by worker number.
 
-    Bodies are begun one after the other, so that one that is here at once (inside a machine) is
-    still in the cache when it is used, and in memory that was used just before; over a network
-    several come at the same time. Local. Keeps as much memory as requests have taken at once.
+    Each call of `arrived` begins to receive a single body, into the most recently used memory. So a
+    body from the same machine is still in the cache when the server uses the values. Over a network
+    several bodies arrive at the same time. Local. Memory: the largest size of requests held at the
+    same time.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._worker_of = {rank: worker for worker, rank in enumerate(endpoint.peers)}
-        self._headers: deque[tuple[int, Header]] = deque()  # whose bodies are not
-        self._coming: list[Request] = []  # whose bodies are under way
-        self._free: list[Array] = []  # memory for bodies, the one used last at the end
-        #: When each worker was last heard of.
+        self._headers: deque[tuple[int, Header]] = deque()  # bodies not yet begun
+        self._coming: list[Request] = []  # bodies under way
+        self._free: list[Array] = []  # memory for bodies, most recently used last
+        #: Time of the latest message from each worker.
         self.heard = [time.monotonic()] * len(endpoint.peers)
 
     def arrived(self) -> list[Request]:
-        """Those that are all here by now, and what is none; does not wait.
+        """Return complete requests and invalid ones, without waiting.
 
         Raises:
-            RanksLost: a rank has died, where the others survive that.
+            RanksLost: a rank has failed, on fault-tolerant ranks.
         """
         for rank, header in self._endpoint.arrivals():
             self.heard[self._worker_of[rank]] = time.monotonic()
@@ -76,16 +77,16 @@ class Requests:
 
     @property
     def coming(self) -> bool:
-        """Whether bodies are under way."""
+        """True if bodies are under way."""
         return bool(self._coming or self._headers)
 
     def release(self, request: Request) -> None:
-        """Its body is not needed any more."""
+        """Reuse the memory of a request's body."""
         if len(request.memory):
             self._free.append(request.memory)
 
     def _begun(self, rank: int, header: Header) -> Request:
-        """A header is here: check it, and receive the body."""
+        """Check a header, and begin to receive its body."""
         worker = self._worker_of[rank]
         try:
             message = unpacked(header)
@@ -103,7 +104,7 @@ class Requests:
         return Request(worker, message, body, room, transfer)
 
     def _memory(self, size: int) -> Array:
-        """Room for a body: what was used last and is large enough, or else new."""
+        """Return memory for a body: the most recently used of sufficient size, or new."""
         if size == 0:
             return NOTHING
         for at in reversed(range(len(self._free))):

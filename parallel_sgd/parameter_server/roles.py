@@ -1,4 +1,4 @@
-"""Which ranks train and which serve, and how they wait for each other through servers."""
+"""Roles of ranks: workers train, servers serve, and workers wait for each other through servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIL = (
 
 
 class Connected(Protocol):
-    """What a group has to know of a `Connection`."""
+    """The part of a `Connection` used by its group."""
 
     finished: bool
 
@@ -37,12 +37,14 @@ class Connected(Protocol):
 
 @dataclass
 class ServerGroup(Group):
-    """Who trains and who serves, and the communicators in which they do.
+    """Workers and servers, with their communicators.
 
     Attributes:
-        servers: their ranks in the world, in the order of their numbers, as the workers' are.
-        messages: the world again, for messages between the two.
-        connection: this rank's, once the algorithm has made it.
+        workers: ranks of the workers in the world, ordered by worker number.
+        servers: ranks of the servers in the world, ordered by server number.
+        own: the ranks of this rank's role.
+        messages: a duplicate of the world, for messages between workers and servers.
+        connection: of this rank, set by the algorithm.
     """
 
     world: Communicator
@@ -53,7 +55,7 @@ class ServerGroup(Group):
     connection: Connected = field(init=False)
 
     def __post_init__(self) -> None:
-        self._rank = self.world.rank  # for good: that in the world changes where others die
+        self._rank = self.world.rank  # fixed: the rank in the world changes after failures
 
     @property
     def serves(self) -> bool:
@@ -61,12 +63,12 @@ class ServerGroup(Group):
 
     @property
     def shared(self) -> bool:
-        """Whether every rank does both."""
+        """True if every rank is both worker and server."""
         return self.workers == self.servers
 
     @property
     def server(self) -> int:
-        """This server's number."""
+        """Number of this server."""
         return self.servers.index(self._rank)
 
     def agree(self, problem: str | None, samples: int) -> int:
@@ -85,13 +87,13 @@ class ServerGroup(Group):
             client.in_order(client.meet)
 
     def meet_to_finish(self) -> None:
-        pass  # servers wait for all workers as these leave
+        pass  # servers already wait until all workers leave
 
     def fail(self, problem: str) -> NoReturn:
         if self.connection.finished:
             raise SharedError(problem)
         text, client = problem, self.connection.client
-        if not isinstance(problem, SharedProblem):  # which names its ranks itself
+        if not isinstance(problem, SharedProblem):  # a SharedProblem names its ranks itself
             text = f"{problem} (on rank {self.world.rank})"
         client.in_order(lambda: client.fail(text))
         raise SharedError(text)
@@ -100,14 +102,14 @@ class ServerGroup(Group):
         self.connection.serve()
 
     def close(self) -> None:
-        """Give back the two communicators that are this group's. Collective."""
+        """Release this group's two communicators. Collective."""
         self.own.close()
         self.messages.close()
 
 
 @options
 class ParameterServers(Options, Roles):
-    """Some ranks serve, and the others train: the options that say which."""
+    """Options of roles: some ranks serve, and the rest train."""
 
     together = False
 
@@ -133,7 +135,7 @@ class ParameterServers(Options, Roles):
         serves = None if before is None else before.serves
         workers, serving = self.assign(comm, serves)
         if comm.rank == 0 and comm.size > 1 and workers == serving and before is None:
-            warnings.warn(GIL, stacklevel=4)  # where the learner is made
+            warnings.warn(GIL, stacklevel=4)  # points to the line that creates the learner
         own = comm.split(int(comm.rank not in workers))
         if before is not None:
             before.own.rebind(own)
@@ -143,13 +145,13 @@ class ParameterServers(Options, Roles):
     def assign(
         self, world: Communicator, served: bool | None = None
     ) -> tuple[list[int], list[int]]:
-        """The ranks of workers and of servers.
+        """Return the ranks of workers and of servers.
 
         Args:
-            served: where others have died, whether this rank has only served so far; None where it
-                was not among them.
+            served: after a failure of ranks: True if this rank has only served so far. None for a
+                rank that has just joined.
         Raises:
-            SharedError: on all ranks, where that is not possible.
+            SharedError: on all ranks, if the roles are inconsistent.
 
         Collective.
         """
@@ -160,27 +162,27 @@ class ParameterServers(Options, Roles):
             )
         )
         given = world.allgather_object((role, requested, served))
-        asked = [role for role, _, _ in given]
+        roles = [role for role, _, _ in given]
         size = world.size
         if any(served is not None for *_, served in given):
-            return self._kept([served for *_, served in given])
-        if set(asked) == {"auto"}:
+            return self._assign_after_failure([served for *_, served in given])
+        if set(roles) == {"auto"}:
             world.require_agreement({"servers": requested})
             count = min(1, size - 1) if requested is None else requested
             if count >= size:
                 raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
             ranks = list(range(size))
             return (ranks[:-count], ranks[-count:]) if count else (ranks, ranks)
-        if "auto" in asked:
-            rank = asked.index("auto")
+        if "auto" in roles:
+            rank = roles.index("auto")
             raise SharedError(
                 f"role='auto' on rank {rank}: where some ranks say whether they are a worker or a "
                 "server, all must"
             )
-        by_role = {role: [k for k, its in enumerate(asked) if its == role] for role in ROLES}
+        by_role = {role: [k for k, its in enumerate(roles) if its == role] for role in ROLES}
         workers, serving = by_role["worker"], by_role["server"]
         if not workers or not serving:
-            raise SharedError(f"role={asked[0]!r} on all ranks: there must be workers and servers")
+            raise SharedError(f"role={roles[0]!r} on all ranks: there must be workers and servers")
         wanted = {number for _, number, _ in given} - {None, len(serving)}
         if wanted:
             raise SharedError(
@@ -189,12 +191,14 @@ class ParameterServers(Options, Roles):
         return workers, serving
 
     @staticmethod
-    def _kept(served: Sequence[bool | None]) -> tuple[list[int], list[int]]:
-        """Those of ranks that are left: who has trained trains on, and who has served, or joins
-        them, serves; where there are none such, all that train do both.
+    def _assign_after_failure(served: Sequence[bool | None]) -> tuple[list[int], list[int]]:
+        """Assign roles after a failure of ranks.
+
+        Ranks that trained go on training. All other ranks serve, including new ones. If no such
+        rank is left, every worker also serves.
 
         Raises:
-            SharedLoss: nobody is left who has trained.
+            SharedLoss: no rank that trained is left.
         """
         workers = [rank for rank, its in enumerate(served) if its is False]
         if not workers:

@@ -1,4 +1,4 @@
-"""What workers push, and what becomes of it."""
+"""Rules of pushes: their content, their encoding, and how servers apply them."""
 
 from __future__ import annotations
 
@@ -87,29 +87,32 @@ class Rules(BitsOptions):
                 f"stale; here mode={self.mode!r} and currency={self.currency!r}"
             )
         self.require_use("staleness", self.mode == "bounded", "mode='bounded'")
-        # No buckets are cut here: blocks are those of quantization alone.
+        # Pushes have no buckets: block_size matters for quantization only.
         few = any(bits == AUTO or cast(float, bits) < 16 for bits in self.all_bits)
         self.compression.require_use("block_size", few, "gradient_bits of 8 or less")
 
     @property
     def possible_bits(self) -> tuple[float, ...]:
-        """What the bits of a push may be, but for parameters with bits of their own; with "auto"
-        what it chooses from."""
+        """Possible bits of a push, except for parameters with bits of their own. "auto" chooses
+        from these.
+        """
         if AUTO in self.usual_bits:
             return auto_bits(of_blocks=self.pushes_updates)
         return tuple(sorted(cast(set[float], self.usual_bits)))
 
     def fewest(self, bits: float) -> float:
-        """Of any value, in a push with so many bits. Local."""
+        """Return the fewest bits of any value in a push with `bits`. Local."""
         return min([bits, *self.bits_of.values()])
 
     def codec_of_part(
         self, bits: float, slices: Sequence[Slice], sizes: Mapping[str, int]
     ) -> Codec:
-        """Of a push with so many bits to a server that holds these slices, by their labels.
+        """Return the codec of a push to a server.
 
         Args:
-            sizes: of all parameters, by name: a slice has the bits of its parameter.
+            bits: of the push.
+            slices: the server's slices. The codec finds them by label.
+            sizes: of all parameters, by name. A slice has the bits of its parameter.
 
         Local.
         """
@@ -125,10 +128,10 @@ class Rules(BitsOptions):
 
     @property
     def pushes_updates(self) -> bool:
-        """Whether model updates are pushed, and not gradients."""
+        """True if workers push model updates instead of gradients."""
         return self.currency == "deltas"
 
 
 def _pattern_of(label: str) -> str:
-    """A pattern that matches this text alone."""
+    """Return a pattern that matches only this text."""
     return "".join(f"[{c}]" if c in "*?[<" else c for c in label)

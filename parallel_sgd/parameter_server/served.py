@@ -1,7 +1,7 @@
-"""One server's part of the model: how pushes change it, and when a worker may go on.
+"""A server's part of the model: applies pushes, and decides when a worker may continue.
 
-A push is the sum of a worker's gradients since its pull, or what its local steps have subtracted
-from the model since. With K workers, n_k samples in a push and N in a round of them:
+A push is the sum of a worker's gradients since its pull, or the sum of its local steps since then
+(model updates). With K workers, n_k samples in a push and N in a round of pushes:
 
     async, bounded, geo   every push at once           x <- step(x, g_k / n_k)    or    x - Δ_k
     sync                  one push of every worker     x <- step(x, sum g_k / N)  or    x - sum n_k / N Δ_k
@@ -24,15 +24,15 @@ from ..parameters import Parameters
 from .rules import Rules
 
 Array = npt.NDArray[Any]
-COUNTERS = 3  #: numbers in `ServedModel.state` before those of each worker
+COUNTERS = 3  #: counters of the server in `ServedModel.state`, before the workers' counters
 OF_EACH_WORKER = 4
 
 
 class Round(NamedTuple):
-    """A round of mode "sync" that has changed the model.
+    """A round of mode "sync", after its change of the model.
 
     Attributes:
-        samples: of each worker that has pushed in it, by its number; 0 where it had none.
+        samples: of each worker in the round, by worker number; 0 for a push without samples.
         factor: of the learning rate.
     """
 
@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Push:
-    """What a worker has pushed: [n], summed over its samples where it is a gradient."""
+    """A decoded push: [n]. Gradients are summed over the samples."""
 
     vector: Array
     samples: int
@@ -50,19 +50,20 @@ class Push:
 
 
 class ServedModel:
-    """One server's part of the model, its optimizer, and every worker's clock.
+    """A server's part of the model, its optimizer, and the clock of every worker.
 
     Args:
-        initial: the part [n] with its layout: where training begins. It is changed from then on.
+        initial: the part [n] with its layout, as training begins. Changed by training.
         optimizer: for gradients.
-        rules: what becomes of pushes.
-        workers: how many there are.
-        unread: gives the memory that the model may change in: the vector that it is in, where
-            nobody reads it, or else another one.
-        codec: of pushes with so many bits; as the rules say, if not given.
+        rules: of pushes.
+        workers: number of workers.
+        unread: given the current vector, returns memory for the changed model: the same vector if
+            no transfer reads it, else a different vector.
+        codec: given bits, returns the codec of a push. Default: the codec of the rules.
 
     Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
-    in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
+    in mode "sync" a copy of every worker's push; with delay compensation a copy of the model for
+    every worker (two with pipeline).
     """
 
     def __init__(
@@ -75,17 +76,17 @@ class ServedModel:
         codec: Callable[[float], Codec] | None = None,
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
-        # With model updates the optimizer is the workers'; here only its clock is needed.
+        # With model updates the workers have the optimizer; the server needs only a clock.
         self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         self.local_step.compile()
-        self.version = 0  #: how often the model has been changed
+        self.version = 0  #: number of changes of the model
         # Of each worker:
-        self.clocks = [0] * workers  #: its pushes, also those without samples
-        self.pushes = [0] * workers  #: its pushes that have changed the model
-        self.pulled = [0] * workers  #: the version that it was last given
-        self.based = [0] * workers  #: the version that its next push is of
+        self.clocks = [0] * workers  #: pushes, including those without samples
+        self.pushes = [0] * workers  #: pushes that have changed the model
+        self.pulled = [0] * workers  #: version of the model at the latest pull
+        self.based = [0] * workers  #: version of the model that the next push is based on
         self.live = set(range(workers))
-        # Of each worker: the models that its next push, and the one after it, are of.
+        # For each worker: the bases of its next push, and of the push after that.
         self._compensates = rules.delay_compensation > 0
         backups = (1 + rules.pipeline) * self._compensates
         self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
@@ -109,12 +110,11 @@ class ServedModel:
 
     @property
     def samples(self) -> int:
-        """In all pushes that have changed the model: the clock of the server's learning rate."""
+        """Samples of all applied pushes: the clock of the server's learning rate."""
         return self.local_step.samples
 
     def push_bytes(self, bits: float) -> tuple[int, int] | None:
-        """The fewest and the most bytes of a push with so many bits; None where it cannot have
-        them."""
+        """Return the smallest and largest size of a push in bytes. None: impossible `bits`."""
         coded = self._coded.get(bits)
         if coded is None:
             return None
@@ -124,14 +124,17 @@ class ServedModel:
     def push(
         self, worker: int, payload: Array, samples: int, factor: float, bits: float = 32
     ) -> int:
-        """Take in a push; returns its staleness: how often the model that it is of has changed.
+        """Handle a push.
 
         Args:
-            worker: its number, from 0.
-            payload: uint8, encoded; changed. Empty where there are no samples.
+            worker: number of the worker, from 0.
+            payload: uint8, encoded; changed. Empty without samples.
             samples: in the push.
             factor: of the learning rate.
-            bits: a value of the push.
+            bits: per value of the push.
+        Returns:
+            The staleness: number of changes of the model since the version that the push is based
+                on.
         """
         staleness = self.version - self.based[worker]
         self.clocks[worker] += 1
@@ -162,11 +165,11 @@ class ServedModel:
             raise UserError(f"a push of {len(payload)} bytes must have the {length} of its message")
 
     def skip(self, worker: int) -> None:
-        """Count a push that the model has already."""
+        """Count a push already contained in the model."""
         self.clocks[worker] += 1
 
     def _apply(self, worker: int, push: Push) -> None:
-        """Change the model by one worker's push."""
+        """Change the model by a single worker's push."""
         mean = 1 / len(self.clocks) if self.rules.merge == "mean" else 1.0
         if self.rules.pushes_updates:
             self._subtract(push.vector, mean, push.samples)
@@ -182,7 +185,7 @@ class ServedModel:
         self.pushes[worker] += 1
 
     def _end_round(self) -> None:
-        """Change the model by the round, once every worker that trains has pushed."""
+        """Change the model by the round, once every active worker has pushed."""
         if not self.live <= self._round.keys():
             return
         pushed = {k: push for k, push in sorted(self._round.items()) if push}
@@ -207,19 +210,19 @@ class ServedModel:
         self.version += 1
 
     def take_ended_round(self) -> Round | None:
-        """The round that has changed the model since this was last asked, if any."""
+        """Return the round that has changed the model since the previous call, or None."""
         ended, self._ended = self._ended, None
         return ended
 
     def _weight(self, push: Push, samples: int) -> float:
-        """Of a push in its round, as `_step` divides by the samples of the round."""
+        """Return a push's weight in its round. `_step` divides the sum by the round's samples."""
         if self.rules.pushes_updates:
             return push.samples / samples if self.rules.merge == "mean" else 1.0
-        per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
+        per_sample = self.local_step.optimizer.lr is None  # the rate is for summed gradients
         return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples
 
     def _elsewhere(self) -> Array | None:
-        """Where the model goes on when it changes. None: in place, since nobody is reading it."""
+        """Return a vector for the changed model, or None to change the model in place."""
         free = self._unread(self.x)
         return None if free is self.x else free
 
@@ -235,10 +238,11 @@ class ServedModel:
         self.local_step(gradient, samples, out=self._elsewhere())
 
     def may_answer(self, worker: int, meeting: Set[int] = frozenset()) -> bool:
-        """Whether a worker that has pushed may have its answer.
+        """Return True if the worker's push may be answered.
 
         Args:
-            meeting: workers that push no more until this one meets them; no bound waits for them.
+            meeting: workers that wait at a meeting. These push nothing until all workers have come,
+                so the staleness bound ignores their clocks.
         """
         if self.rules.mode == "sync":
             return worker not in self._round
@@ -249,7 +253,7 @@ class ServedModel:
         return True
 
     def give(self, worker: int) -> Array:
-        """The part [n] as it is now, for a worker that pulls it."""
+        """Return the current part [n] for a worker's pull, and record the pull."""
         self.based[worker] = self.pulled[worker] if self.rules.pipeline else self.version
         self.pulled[worker] = self.version
         if self._compensates:
@@ -259,18 +263,18 @@ class ServedModel:
         return self.x
 
     def leave(self, worker: int) -> None:
-        """A worker pushes no more: the others no longer wait for it."""
+        """Remove a worker. Later rounds and bounds do not wait for its pushes."""
         self.live.discard(worker)
         if self.rules.mode == "sync":
             self._end_round()
 
     def finished_clock(self, worker: int) -> int:
-        """A worker's pushes, without one that waits for its round."""
+        """Return a worker's number of pushes, excluding a push that waits for its round."""
         return self.clocks[worker] - (worker in self._round)
 
     @property
     def vectors(self) -> list[Array]:
-        """The part, and the optimizer's buffers in the order of their names."""
+        """The part, and the optimizer's buffers, ordered by name."""
         buffers = self.local_step.state.buffers
         return [self.x, *(buffers[name] for name in sorted(buffers))]
 
@@ -280,15 +284,18 @@ class ServedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Length of `state`."""
+        """Length of `state` in bytes."""
         counters = COUNTERS + OF_EACH_WORKER * len(self.clocks)
         return sum(vector.nbytes for vector in self.vectors) + 8 * counters
 
     def state(self) -> Array:
-        """The part, the optimizer's buffers in the order of their names, and the counters: uint8.
+        """Serialize the part, the optimizer's buffers (ordered by name), and the counters: uint8.
 
-        Between two rounds. With `set_state` all that a checkpoint needs, but for the models that
-        workers have pulled.
+        Sufficient for a checkpoint together with `set_state`, except for the models that workers
+        have pulled.
+
+        Raises:
+            UserError: called within a round.
         """
         self._require_no_round()
         optimizer = self.local_step.state
@@ -299,10 +306,10 @@ class ServedModel:
         return np.concatenate([array.view(np.uint8) for array in arrays])
 
     def set_state(self, state: Array) -> None:
-        """The inverse of `state`.
+        """Restore a serialized `state`.
 
         Raises:
-            UserError: in the midst of a round, or it is no state.
+            UserError: called within a round, or `state` is invalid.
         """
         self._require_no_round()
         if len(state) != self.state_bytes:
@@ -322,10 +329,12 @@ class ServedModel:
         )
 
     def set_backup(self, worker: int, models: Array) -> None:
-        """What a worker's next pushes are of, after `set_state`: a model [n], or with pipeline two.
+        """Set the models that a worker's next pushes are based on, after `set_state`.
 
+        Args:
+            models: uint8, a model [n], or two with pipeline.
         Raises:
-            UserError: nothing needs it, or it is of another length.
+            UserError: delay compensation is off, or the length is wrong.
         """
         backups = self._backups[worker]
         if not backups:

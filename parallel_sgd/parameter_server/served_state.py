@@ -1,4 +1,4 @@
-"""What parameter servers hold, as a part of the workers' state: for checkpoints."""
+"""The servers' state as a part of the workers' state, for checkpoints."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ Counters = npt.NDArray[np.int64]
 
 @dataclass
 class ServedState:
-    """
-    Attributes:
-        vectors: [1 + buffers, n], the model, and the optimizer's buffers in the order of their
-            names, whichever server held which part: on worker 0 after `collect`, else None.
-        counters: int64 [servers, 3 + 4 workers]: of each server its version, the optimizer's steps,
-            its samples; then each worker's clock, pushes that changed the model, the version that
-            it pulled, and the one that its next push is of (`ServedModel.state`).
+    """The servers' state.
 
-    Both are None but between `collect` and the next push.
+    Attributes:
+        vectors: [1 + buffers, n]: the model, then the optimizer's buffers ordered by name, in the
+            order of the flat vector, whatever the placement. On worker 0 after `collect`, else
+            None.
+        counters: int64 [servers, 3 + 4 workers]. For each server: its version, the optimizer's
+            steps, its samples. Then for each worker: clock, pushes that changed the model, version
+            of the latest pull, and version that the next push is based on (`ServedModel.state`).
+
+    Both are None except between `collect` and the next push.
     """
 
     vectors: Array | None = across("same", default=None)
@@ -42,14 +44,15 @@ class ServedState:
     def check(
         saved: Mapping[str, Any], x: Array, buffers: int, workers: int, *, first: bool
     ) -> None:
-        """See that a saved one, by field, can be put back. Local.
+        """Check that a saved state can be restored. Local.
 
         Args:
+            saved: the saved fields by name.
             x, buffers: as for `collect`.
-            workers: that there were.
-            first: whether this is worker 0, who has the vectors.
+            workers: number of workers in the saved run.
+            first: True on worker 0, the holder of the vectors.
         Raises:
-            UserError: naming what is not possible.
+            UserError: naming the invalid field.
         """
         vectors, counters = saved["vectors"], saved["counters"]
         if counters is None:
@@ -69,24 +72,25 @@ class ServedState:
             raise UserError(f"has algorithm.served.vectors that are no {x.dtype} {list(shape)}")
 
     def discard(self) -> None:
-        """Training goes on, and this is not true any more."""
+        """Discard the state, because training continues."""
         self.vectors = self.counters = None
 
     def collect(self, client: Client, x: Array, buffers: int, comm: Communicator) -> None:
-        """Fetch it: of the moment when all workers have called this. Collective.
+        """Fetch the state at the moment when all workers have called this function. Collective.
 
         Args:
             x: [n], the model, for its size and dtype.
-            buffers: how many the servers' optimizer has.
+            buffers: number of buffers of the servers' optimizer.
+            comm: the workers.
         """
         client.meet()
-        counters = comm.together(  # others would wait for a worker 0 that fails
+        counters = comm.together(  # reports a failure of worker 0 to all
             lambda: self._fetch(client, x, buffers, comm.size) if comm.rank == 0 else None
         )
         self.counters = cast(Counters, comm.allgather_object(counters)[0])
 
     def _fetch(self, client: Client, x: Array, buffers: int, workers: int) -> Counters:
-        """Take the vectors; the counters."""
+        """Fetch the vectors of all servers, and return the counters."""
         self.vectors = array_module(x).empty((1 + buffers, x.size), x.dtype)
         rows = []
         answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
@@ -103,12 +107,15 @@ class ServedState:
     def start_from(
         self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, comm: Communicator
     ) -> None:
-        """Make it that of servers to which nobody has pushed, and which go on from worker 0. Local.
+        """Set the state for new servers from worker 0's model and optimizer. No pushes are counted
+        yet. Local.
 
         Args:
             x: [n], the model.
-            optimizer: which has come to it: the servers' has its vectors, steps and samples.
-            buffers: as for `collect`: 0 where the servers' has no vectors.
+            optimizer: state of worker 0's optimizer: vectors, steps and samples.
+            buffers: as for `collect`: 0 if the servers' optimizer has no vectors.
+            servers: number of servers.
+            comm: the workers.
         """
         own = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
         self.vectors = array_module(x).stack([x, *own]) if comm.rank == 0 else None
@@ -116,15 +123,16 @@ class ServedState:
         self.counters[:, 1:COUNTERS] = optimizer.steps, optimizer.samples
 
     def fits(self, comm: Communicator) -> bool:
-        """Whether it is of as many workers."""
+        """Return True if the state is of the same number of workers."""
         columns = COUNTERS + OF_EACH_WORKER * comm.size
         return self.counters is None or self.counters.shape[1] == columns
 
     def reset_workers(self, comm: Communicator) -> tuple[int, Array]:
-        """Make it one of these workers, who all begin anew from the model that servers held.
+        """Replace the workers' counters by zeros for the present workers. All workers then start
+        anew from the servers' model.
 
         Returns:
-            How many workers there were, and that model [n].
+            The previous number of workers, and the model [n].
         """
         assert self.counters is not None and self.vectors is not None
         before, columns = self.counters, COUNTERS + OF_EACH_WORKER * comm.size
@@ -133,12 +141,15 @@ class ServedState:
         return (before.shape[1] - COUNTERS) // OF_EACH_WORKER, self.vectors[0]
 
     def restore(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
-        """Give it back to servers, of which there may be another number. Collective.
+        """Send the state to the servers. Their number may differ from the saved one. Collective.
 
         Args:
-            models: [n] each, what this worker's next pushes are of, where servers must know.
+            client: of this worker.
+            models: [n] each, the models that this worker's next pushes are based on, if servers
+                need the models.
+            comm: the workers.
         Raises:
-            UserError: it has not been collected.
+            UserError: the state has not been collected.
         """
         if self.counters is None:
             raise UserError("a state of after learner.finish() lacks what servers held")

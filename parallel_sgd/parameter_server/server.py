@@ -1,4 +1,4 @@
-"""A server's loop: takes what workers send, changes the model, answers; until all have left."""
+"""A server's loop: receives requests, changes the model, and answers until all workers leave."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
-PRESENCE_EVERY_S = 0.5  #: after workers that have left
-TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
-HEARTBEATS = 4  #: for each `timeout_s`, to workers whose answer is kept back
-LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
-"""What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
+PRESENCE_EVERY_S = 0.5  #: interval of checks for ended programs
+REPORT_PROBLEM_FOR_S = 3.0  #: limit for reporting a problem to workers after `stop`
+HEARTBEATS = 4  #: heartbeats per `timeout_s` to workers that wait for a held answer
+UNORDERED = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
+"""Requests without effect on training, sent by time. Valid at any time, also in a replay."""
 
 
 class Server:
-    """Serves one part of the model, and of every table, to all workers.
+    """Serves a part of the model, and of every table, to all workers.
 
     Args:
-        endpoint: to the workers, whose ranks are its peers in the order of their numbers.
-        answers: to them.
+        endpoint: to the workers. Its peers are the workers' ranks, ordered by worker number.
+        answers: to the workers.
         model: the part.
         tables: the parts of the tables.
-        order: in which requests are handled.
+        order: of the requests.
 
-    `serve` is all there is to do with one. Local.
+    Run the server by `serve`. Local.
     """
 
     def __init__(
@@ -58,35 +58,39 @@ class Server:
         self._ranks: Sequence[int] = endpoint.peers
         self._requests, self._answers = Requests(endpoint), answers
         self._ready: list[Request] = []
-        self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
+        self._held: dict[int, Request] = {}  # requests with a held answer, by worker
         self._live = set(range(len(self._ranks)))
         self._problem: str | None = None
-        self._informed: set[int] = set()  # workers that know of it
-        self._gone: set[int] = set()  # workers that have their last answer
+        self._informed: set[int] = set()  # workers that know the problem
+        self._finished: set[int] = set()  # workers with their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._looked_after_s = self._handled_s = self._presence_checked_s = time.monotonic()
-        self._left_since: dict[int, float] = {}  # workers whose program has ended
-        self._stopped: float | None = None  # when
+        self._left_since: dict[
+            int, float
+        ] = {}  # workers whose program has ended, with the time of notice
+        self._stopped: float | None = None  # time of `stop`
 
     def stop(self) -> None:
-        """End `serve` soon, whatever workers do: for a server whose workers are gone."""
+        """End `serve` soon, for a server without workers."""
         self._stopped = self._stopped or time.monotonic()
 
     @property
     def _is_over(self) -> bool:
-        """Whether nobody needs it: where there is a problem all workers are to hear of it first."""
+        """True after `stop`. If training has failed: TELLS_FOR_S later, so that workers learn of
+        it.
+        """
         if self._stopped is None:
             return False
-        return self._problem is None or time.monotonic() - self._stopped > TELLS_FOR_S
+        return self._problem is None or time.monotonic() - self._stopped > REPORT_PROBLEM_FOR_S
 
     def serve(self) -> None:
         """Answer requests until every worker has left.
 
         Raises:
-            SharedError: a worker has failed; all others know.
-            UserError: a worker has not been heard of for the endpoint's `timeout_s`; or the order
-                of the requests cannot be written.
-            RanksLost: a rank has died, where the others survive that.
+            SharedError: a worker has failed. All workers know.
+            UserError: a worker has been silent for the endpoint's `timeout_s`, or the order of the
+                requests cannot be written.
+            RanksLost: a rank has failed, on fault-tolerant ranks.
         """
         unwritable: UserError | None = None
         try:
@@ -94,7 +98,7 @@ class Server:
         finally:
             try:
                 self._order.close()
-            except UserError as error:  # to be told where nothing is worse
+            except UserError as error:  # raised only if there is no worse error
                 unwritable = error
             finally:
                 self._endpoint.close()
@@ -105,11 +109,11 @@ class Server:
 
     def _serve(self) -> None:
         idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
-        while self._live - self._gone - self._informed and not self._is_over:
+        while self._live - self._finished - self._informed and not self._is_over:
             if self._move():
                 idle.reset()
                 moving.reset()
-            elif self._requests.coming or self._answers.going:
+            elif self._requests.coming or self._answers.sending:
                 moving.pause()
             else:
                 idle.pause()
@@ -119,12 +123,12 @@ class Server:
         self.tables.wait()
 
     def abandon(self) -> None:
-        """Ranks have died, and `serve` has ended: see that nothing is under way any more."""
+        """Cancel all transfers, after a failure of ranks has ended `serve`."""
         self._endpoint.abandon()
         self.tables.wait()
 
     def _move(self) -> bool:
-        """Do what can be done without waiting; whether there was anything."""
+        """Do all work that needs no waiting. Return True if there was any."""
         arrived = self._requests.arrived()
         for request in arrived:
             if request.problem is None:
@@ -136,20 +140,20 @@ class Server:
         return bool(arrived or handled)
 
     def _handle_next(self) -> bool:
-        """Handle the request whose turn it is, if it is here."""
+        """Handle the next request in order, if it has arrived. Return True if so."""
         turn = None if self._problem else self._order.next()
-        may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in LOOKING)
+        may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in UNORDERED)
         request = next(may, None)
         if request is None:
             self._require_turn(turn)
             return False
         self._ready.remove(request)
-        if request.message.kind not in LOOKING:
+        if request.message.kind not in UNORDERED:
             self._order.answered(request.worker)
             self._handled_s = time.monotonic()
         request.begun_ns = time.perf_counter_ns()
         if self._problem and request.message.kind != Kind.FAIL:
-            self._tell_problem(request)
+            self._send_problem(request)
             return True
         try:
             HANDLERS[request.message.kind](self, request)
@@ -162,7 +166,7 @@ class Server:
         return True
 
     def _handle_push(self, request: Request) -> None:
-        """Take a push that is the next one of its worker, and of this model."""
+        """Handle a push. The push must be the worker's next, based on this server's model."""
         worker, message, model = request.worker, request.message, self.model
         needed = model.push_bytes(message.bits)
         if needed is None:
@@ -189,11 +193,13 @@ class Server:
             worker, request.body, message.samples, message.factor, message.bits
         )
         self._step_tables()
-        self._keep(request)
+        self._hold(request)
 
     def _step_tables(self) -> None:
-        """In mode "sync" tables change where the model has; what keeps one of them from it ends
-        training, since the others have changed."""
+        """In mode "sync": change the tables after a change of the model.
+
+        An error ends training, because the remaining tables have changed.
+        """
         ended = self.model.take_ended_round()
         if ended is None:
             return
@@ -207,34 +213,39 @@ class Server:
         x = self.model.give(request.worker)
         self._answer(request, as_bytes(x), of=x)
 
-    def _keep(self, request: Request) -> None:
-        """Keep an answer back until others have come; perhaps they have."""
+    def _hold(self, request: Request) -> None:
+        """Hold back an answer until the workers it depends on have come."""
         if self._problem:
-            self._tell_problem(request)
+            self._send_problem(request)
             return
         request.ended_ns = request.heartbeat_ns = time.perf_counter_ns()
-        self._kept[request.worker] = request
+        self._held[request.worker] = request
         self._release()
 
     def _release(self) -> None:
-        """Answer those that need not wait any more; see that the rest does not wait for ever."""
-        meeting = of_kind(self._kept, Kind.MEET)
-        for worker, request in sorted(self._kept.items()):
+        """Answer held requests that need not wait any more. End training if the rest would wait for
+        ever.
+        """
+        meeting = of_kind(self._held, Kind.MEET)
+        for worker, request in sorted(self._held.items()):
             if request.message.kind == Kind.PUSH and self.model.may_answer(worker, meeting):
-                del self._kept[worker]
+                del self._held[worker]
                 self._give_model(request)
-        if self._kept:
+        if self._held:
             for kind in (Kind.SUM_SAMPLES, Kind.AGREE_ON_WHOLE, Kind.MEET, Kind.LEAVE):
                 self._end_meeting(kind)
-            busy = self._live - self._gone - self._informed - self._kept.keys()
+            busy = self._live - self._finished - self._informed - self._held.keys()
             clocks, mode = self.model.clocks, self.model.rules.mode
-            problem = deadlock(self._kept, busy, self._ranks, clocks, mode)
-            if problem:  # heartbeats would keep them there
+            problem = deadlock(self._held, busy, self._ranks, clocks, mode)
+            if problem:  # heartbeats would let the workers wait for ever
                 self._end_training(problem)
 
     def _end_meeting(self, kind: Kind) -> None:
-        """Where all are at a meeting or have left, or have given their samples, answer them."""
-        waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
+        """Answer all requests of `kind`, once every worker has sent such a request.
+
+        SUM_SAMPLES does not wait for workers that have left.
+        """
+        waiting = {k: r for k, r in sorted(self._held.items()) if r.message.kind == kind}
         rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
             return
@@ -249,9 +260,9 @@ class Server:
                 self._statistics[worker, WAIT] += now - request.ended_ns
             samples = self.model.samples
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
-            self._gone |= waiting.keys()
+            self._finished |= waiting.keys()
         for worker, request in waiting.items():
-            del self._kept[worker]
+            del self._held[worker]
             self._answer(request, last, samples=samples)
 
     def _handle_leave(self, request: Request) -> None:
@@ -260,19 +271,21 @@ class Server:
         self._statistics[request.worker] = request.body.view(np.int64)
         self.model.leave(request.worker)
         self._step_tables()
-        self._keep(request)
+        self._hold(request)
 
     def _handle_fail(self, request: Request) -> None:
         self._end_training(as_text(request.body))
-        self._tell_problem(request)
+        self._send_problem(request)
 
     def _end_training(self, problem: str) -> None:
-        """Tell all that wait why, and later the others, as they ask for something."""
+        """Report a problem to all waiting workers now, and to the remaining workers at their next
+        request.
+        """
         self._problem = self._problem or problem
-        for worker in list(self._kept):
-            self._tell_problem(self._kept.pop(worker))
+        for worker in list(self._held):
+            self._send_problem(self._held.pop(worker))
 
-    def _tell_problem(self, request: Request) -> None:
+    def _send_problem(self, request: Request) -> None:
         self._informed.add(request.worker)
         self._answer(request, from_text(self._problem or ""), Kind.FAILED)
 
@@ -291,7 +304,8 @@ class Server:
     ) -> None:
         """Begin to send an answer, and listen to the worker again.
 
-        `of`: the vector whose memory the body is, where it is not the answer's own.
+        Args:
+            of: the vector whose memory the body is. None if the body has memory of its own.
         """
         now, worker = time.perf_counter_ns(), request.worker
         request.begun_ns = request.begun_ns or now
@@ -312,7 +326,9 @@ class Server:
         self._answers.send(worker, message, body, of=of)
 
     def _check_workers(self) -> None:
-        """Now and then: heartbeats to those who wait, and a look for those who give none."""
+        """At intervals: send heartbeats to waiting workers, and look for silent or finished
+        workers.
+        """
         now, timeout_s = time.monotonic(), self._endpoint.timeout_s
         every = timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
@@ -322,12 +338,12 @@ class Server:
             return
         self._looked_after_s, heard = now, self._requests.heard
         self._order.write()
-        for request in [*self._kept.values(), *self._ready]:  # these, in a replay
+        for request in [*self._held.values(), *self._ready]:  # `_ready`: in a replay
             heard[request.worker] = now
             if time.perf_counter_ns() - request.heartbeat_ns > every * NANO:
                 request.heartbeat_ns = time.perf_counter_ns()
                 self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
-        for worker in self._live - self._gone - self._informed:
+        for worker in self._live - self._finished - self._informed:
             if now - heard[worker] <= timeout_s:
                 continue
             rank = self._ranks[worker]
@@ -342,9 +358,9 @@ class Server:
             )
 
     def _require_presence(self, now: float) -> None:
-        """See that no worker has left of which anything is yet to come."""
+        """Check that no worker's program has ended without `leave`."""
         left = self._endpoint.finished_peers()
-        for worker in self._live - self._gone - self._informed:
+        for worker in self._live - self._finished - self._informed:
             rank = self._ranks[worker]
             if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:
                 raise UserError(
@@ -353,11 +369,11 @@ class Server:
                 )
 
     def _require_turn(self, turn: int | None) -> None:
-        """See that in a replay the next worker can come, and does, where others wait for it."""
+        """In a replay: check that the worker whose turn it is can send a request, and does."""
         if turn is None or not self._ready:
             return
         timeout_s = self._endpoint.timeout_s
-        if turn in self._kept:
+        if turn in self._held:
             why = "waits for the others itself"
         elif time.monotonic() - self._handled_s > timeout_s:
             why = f"has asked for nothing for timeout_s={timeout_s:g} s, while others wait"
@@ -372,9 +388,9 @@ class Server:
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH: Server._handle_push,
     Kind.PULL: Server._give_model,
-    Kind.MEET: Server._keep,
-    Kind.SUM_SAMPLES: Server._keep,
-    Kind.AGREE_ON_WHOLE: Server._keep,
+    Kind.MEET: Server._hold,
+    Kind.SUM_SAMPLES: Server._hold,
+    Kind.AGREE_ON_WHOLE: Server._hold,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
     **dict.fromkeys(DIRECT_REQUESTS, Server._answer_directly),

@@ -1,7 +1,7 @@
-"""What servers and workers have of a model where ranks have died, put together again.
+"""Assembly of the model from servers and workers after ranks have failed.
 
-Slices of servers that are left come from these, with their optimizer's buffers; those of a server
-that has died come from the newest copy that a worker has pulled, and buffers for them are 0.
+The remaining servers provide their slices and optimizer buffers. A failed server's slices come from
+the newest model pulled by any worker, with zero buffers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Runs = list[tuple[int, int]]
 
 @dataclass
 class Facts:
-    """Of a holding, for all ranks.
+    """Description of a shard, sent to all ranks.
 
     Attributes:
-        generation: of the ranks, in which it was a server's.
-        server, servers: the server's number, and how many there were.
-        runs: what it holds of the model, as (start, stop).
-        version, steps, samples: of the server's model, and of its optimizer.
-        pushes: that have changed the model, by worker.
-        clocks: pushes that have come and are not waiting for a round, by worker.
+        generation: of the ranks, when the shard's server was formed.
+        server, servers: number of the server, and the number of servers.
+        runs: the shard's ranges of the flat vector, as (start, stop).
+        version, steps, samples: of the server's model and optimizer.
+        pushes: number of pushes that have changed the model, by worker.
+        clocks: number of pushes that have arrived and wait for no round, by worker.
     """
 
     generation: int
@@ -48,12 +48,12 @@ class Facts:
 
 @dataclass
 class Shard:
-    """One server's part.
+    """A server's part of the model and of the tables.
 
     Attributes:
-        generation, server, servers, runs: as those of its `Facts`.
-        workers: their ranks in the world, for good.
-        pushers: of whom `tables` knows what they have pushed, likewise.
+        generation, server, servers, runs: as in `Facts`.
+        workers: fixed ranks of the workers in the initial world.
+        pushers: fixed ranks of the workers whose pushes `tables` counts, by number.
     """
 
     generation: int
@@ -83,14 +83,14 @@ class Shard:
 
 @dataclass
 class WorkerProgress:
-    """What a worker tells of itself.
+    """A worker's own account of its progress.
 
     Attributes:
-        rank: in the world, for good.
-        generation: of the servers that it has last asked.
-        versions: of their models, as it has them, by server.
-        clock: its pushes, without one that is under way.
-        samples: seen by all workers, as servers have last said.
+        rank: fixed rank in the initial world.
+        generation: of the latest servers that have answered this worker.
+        versions: of the models on this worker, by server.
+        clock: number of pushes, without a push under way.
+        samples: seen by all workers, by the servers' latest answer.
     """
 
     rank: int
@@ -105,10 +105,10 @@ class Assembled:
     """The whole model.
 
     Attributes:
-        vectors: [n] each: the model, and the optimizer's buffers in the order of their names.
+        vectors: [n] each: the model, and the optimizer's buffers ordered by name.
         version, steps, samples: of all servers from now on.
-        missing: bool [n], what of the model no server has any more.
-        held: what the ranks hold, the newest last.
+        missing: bool [n], True for values of the model on no remaining server.
+        held: facts of all shards, ordered by generation.
     """
 
     vectors: list[HostArray]
@@ -120,11 +120,11 @@ class Assembled:
 
     @property
     def lost(self) -> int:
-        """Values of the model that no server has any more."""
+        """Number of values of the model on no remaining server."""
         return int(self.missing.sum())
 
     def lag(self, pulled: WorkerProgress) -> int:
-        """How often the model has changed since a worker has pulled it."""
+        """Return the number of changes of the model since a worker's pull."""
         lags = [
             facts.version - pulled.versions[facts.server]
             for facts in self.held
@@ -133,13 +133,13 @@ class Assembled:
         return max(lags, default=0)
 
     def counters(self, workers: Sequence[WorkerProgress]) -> Counters:
-        """Of every server, as `ServedModel.state` has them."""
+        """Return the counters of every server, as in `ServedModel.state`."""
         pushes = [
-            max((facts.pushes.get(its.rank, 0) for facts in self.held), default=its.clock)
-            for its in workers
+            max((facts.pushes.get(worker.rank, 0) for facts in self.held), default=worker.clock)
+            for worker in workers
         ]
-        pulled = [max(0, self.version - self.lag(its)) for its in workers]
-        clocks = [its.clock for its in workers]
+        pulled = [max(0, self.version - self.lag(worker)) for worker in workers]
+        clocks = [worker.clock for worker in workers]
         own = [self.version, self.steps, self.samples, *clocks, *pushes, *pulled, *pulled]
         assert len(own) == COUNTERS + OF_EACH_WORKER * len(workers)
         return np.array(own, np.int64)
@@ -152,26 +152,30 @@ def assemble(
     copy: HostArray,
     buffers: int,
 ) -> Assembled:
-    """Put the model together on every rank.
+    """Assemble the model on every rank.
 
     Args:
         world: all ranks.
-        holdings: this rank's.
-        workers: of every rank of `world`; None for one that is none, or knows nothing yet.
-        copy: [n], the model as this rank's worker has last pulled it.
-        buffers: how many the servers' optimizer has.
+        shards: of this rank.
+        workers: progress of every rank of `world`. None for a server or a rank that has just
+            joined.
+        copy: [n], the model as last pulled by this rank's worker.
+        buffers: number of buffers of the servers' optimizer.
 
-    Collective. Cost: every rank is sent the whole model with the buffers.
+    Collective. Cost: every rank receives the whole model with the buffers.
     """
-    own_facts = [list(vars(holding.facts).values()) for holding in shards]
-    everybody = [[Facts(*plain) for plain in its] for its in world.allgather_object(own_facts)]
-    every = [
-        (facts, rank, number)
-        for rank, theirs in enumerate(everybody)
-        for number, facts in enumerate(theirs)
+    local_facts = [list(vars(shard.facts).values()) for shard in shards]
+    all_facts = [
+        [Facts(*plain) for plain in rank_facts]
+        for rank_facts in world.allgather_object(local_facts)
     ]
-    every.sort(key=lambda entry: entry[0].generation)
-    held = [facts for facts, _, _ in every]
+    entries = [
+        (facts, rank, number)
+        for rank, rank_facts in enumerate(all_facts)
+        for number, facts in enumerate(rank_facts)
+    ]
+    entries.sort(key=lambda entry: entry[0].generation)
+    held = [facts for facts, _, _ in entries]
     missing = np.ones(copy.size, bool)
     for facts in held:
         for start, stop in facts.runs:
@@ -184,7 +188,7 @@ def assemble(
         whole = copy.copy()
         world.broadcast(whole, root)
         vectors[0][...] = whole
-    for facts, rank, number in every:
+    for facts, rank, number in entries:
         size = sum(stop - start for start, stop in facts.runs)
         own = shards[number].model.vectors if rank == world.rank else []
         for i, vector in enumerate(vectors):

@@ -1,4 +1,4 @@
-"""What a worker of a parameter server can tell: how stale its pushes were, where its time went."""
+"""Statistics of a worker: staleness of pushes, traffic, and time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LARGEST_COUNTED = 255  #: larger ones are counted as this one
+LARGEST_COUNTED = 255  #: larger staleness is counted as this value
 NANO = 1_000_000_000
 
 Array = npt.NDArray[np.int64]
@@ -17,33 +17,32 @@ Array = npt.NDArray[np.int64]
 
 @dataclass
 class Seconds:
-    """Where a worker's time went, in seconds.
+    """Time of a worker, in seconds.
 
-    Of several servers the slowest counts. With `pipeline` exchanges run beside the computation.
+    With several servers the slowest counts. With `pipeline` exchanges overlap the computation.
     """
 
     compute: float = 0.0  #: outside of exchanges: gradients, local steps, reading data, evaluating
-    wait: float = 0.0  #: in them, for other workers' requests, and those that it must not lead
-    wire: float = 0.0  #: in them, encoding and decoding, and on the way to servers and back
-    apply: float = 0.0  #: in them, while a server changed its model
+    wait: float = 0.0  #: in exchanges, for other workers' requests, and for slower workers
+    wire: float = 0.0  #: in exchanges, encoding, decoding and transfers
+    apply: float = 0.0  #: in exchanges, while a server changed its model
 
 
 @dataclass
 class WorkerStatistics:
-    """What one worker has pushed and pulled, and what that has cost it."""
+    """Pushes and pulls of a worker, with their cost."""
 
-    pushes: int = 0  #: that have changed the model
-    samples: int = 0  #: in them
-    version: int = 0  #: of the model (server 0's), as this worker last pulled it
+    pushes: int = 0  #: pushes that have changed the model
+    samples: int = 0  #: samples in these pushes
+    version: int = 0  #: version of the latest pulled model (server 0's)
     bytes_sent: int = 0  #: to servers on other ranks
-    bytes_received: int = 0  #: from them
-    skipped: int = 0  #: pushes that were not made, since their numbers were not finite
-    rows_pulled: int = 0  #: of tables, different ones in each minibatch
-    rows_pushed: int = 0  #: likewise
-    summed_staleness: int = 0  #: over its pushes
+    bytes_received: int = 0  #: from servers on other ranks
+    skipped: int = 0  #: pushes skipped because of non-finite values
+    rows_pulled: int = 0  #: distinct rows of tables in each minibatch
+    rows_pushed: int = 0  #: distinct rows likewise
+    summed_staleness: int = 0  #: sum over all pushes
     largest_staleness: int = 0
-    #: How many of its pushes met a model that had been changed so often since the one that they are
-    #: of (on the server where that was most; 255 means 255 or more).
+    #: Number of pushes by staleness, the largest over all servers; 255 means 255 or more.
     staleness: Counter[int] = field(default_factory=Counter)
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -58,7 +57,7 @@ class WorkerStatistics:
         return self.summed_staleness / pushes if pushes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the statistics as JSON values."""
         return {
             **{name: getattr(self, name) for name in COUNTED},
             "staleness": {str(s): n for s, n in sorted(self.staleness.items())},
@@ -67,7 +66,7 @@ class WorkerStatistics:
         }
 
     def packed(self) -> Array:
-        """As a message holds it: int64 [`LENGTH`]."""
+        """Serialize the statistics for a message: int64 [`LENGTH`]."""
         counted = [getattr(self, name) for name in COUNTED]
         seconds = [round(NANO * s) for s in astuple(self.seconds)]
         histogram = [self.staleness[s] for s in range(LARGEST_COUNTED + 1)]
@@ -76,13 +75,13 @@ class WorkerStatistics:
 
 COUNTED = tuple(f.name for f in fields(WorkerStatistics) if f.type == "int")
 SECONDS = [f.name for f in fields(Seconds)]
-WAIT = len(COUNTED) + SECONDS.index("wait")  #: its place, in nanoseconds
+WAIT = len(COUNTED) + SECONDS.index("wait")  #: index of the waiting time in nanoseconds
 HISTOGRAM = len(COUNTED) + len(SECONDS)
 LENGTH = HISTOGRAM + LARGEST_COUNTED + 1
 
 
 def unpacked_statistics(numbers: Array) -> WorkerStatistics:
-    """The inverse of `WorkerStatistics.packed`."""
+    """Restore the statistics from `WorkerStatistics.packed`."""
     first, histogram = numbers[:HISTOGRAM].tolist(), numbers[HISTOGRAM:].tolist()
     return WorkerStatistics(
         **dict(zip(COUNTED, first, strict=False)),

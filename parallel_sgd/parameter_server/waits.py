@@ -1,4 +1,4 @@
-"""Answers that a server keeps back: who waits for what, and where nobody can ever go on."""
+"""Held answers of a server: detection of deadlocks and of disagreement."""
 
 from __future__ import annotations
 
@@ -19,44 +19,46 @@ WAITS = {
 }
 
 
-def of_kind(kept: Mapping[int, Request], kind: Kind) -> set[int]:
-    """The workers that wait for an answer to such a request."""
-    return {worker for worker, request in kept.items() if request.message.kind == kind}
+def of_kind(held: Mapping[int, Request], kind: Kind) -> set[int]:
+    """Return the workers that wait for an answer to a request of `kind`."""
+    return {worker for worker, request in held.items() if request.message.kind == kind}
 
 
-def disagreement(kept: Mapping[int, Request], ranks: Sequence[int]) -> str | None:
-    """Why workers that all have the same minibatch cannot go on, in one line; None where they may.
+def disagreement(held: Mapping[int, Request], ranks: Sequence[int]) -> str | None:
+    """Explain in a line why workers with the same minibatch cannot continue. None if their samples
+    agree.
 
     Args:
-        kept: the request of each with its samples, by worker.
+        kept: the requests with their samples, by worker.
         ranks: of every worker in the world.
     """
-    samples = [str(request.message.samples) for request in kept.values()]
-    return different_values(WHOLE_MINIBATCH, samples, [ranks[worker] for worker in kept])
+    samples = [str(request.message.samples) for request in held.values()]
+    return different_values(WHOLE_MINIBATCH, samples, [ranks[worker] for worker in held])
 
 
 def deadlock(
-    kept: Mapping[int, Request],
+    held: Mapping[int, Request],
     busy: Collection[int],
     ranks: Sequence[int],
     clocks: Sequence[int],
     mode: str,
 ) -> str | None:
-    """Why training cannot go on, in one line; None where it may.
+    """Explain in a line why training cannot continue. None if possible.
 
-    It cannot where all workers wait, so that none will ask for what another waits for; and where
-    one is at a meeting of all that another, which has finished, never comes to.
+    A deadlock has two forms. All workers wait, so no worker will ever send the awaited request. Or
+    a worker waits at a meeting of all, and a finished worker will never come.
 
     Args:
-        kept: requests that wait, of which none can be answered now, by worker.
-        busy: workers that do not wait.
-        ranks, clocks: of every worker, its rank in the world and its pushes.
+        kept: held requests without a possible answer now, by worker.
+        busy: workers not waiting.
+        ranks, clocks: of every worker: its rank in the world, and its number of pushes.
+        mode: of the rules.
     """
-    met_by_all = not (of_kind(kept, Kind.MEET) and of_kind(kept, Kind.LEAVE))
-    if not kept or (busy and met_by_all):
+    met_by_all = not (of_kind(held, Kind.MEET) and of_kind(held, Kind.LEAVE))
+    if not held or (busy and met_by_all):
         return None
     waiting: defaultdict[str, list[int]] = defaultdict(list)
-    for worker, request in sorted(kept.items()):
+    for worker, request in sorted(held.items()):
         what = WAITS[request.message.kind].format(clock=clocks[worker], mode=mode)
         waiting[what].append(ranks[worker])
     states = "; ".join(

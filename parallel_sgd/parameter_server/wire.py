@@ -1,6 +1,6 @@
-"""The form of a message: 16 int64, of which one is a checksum, before a body of plain numbers.
+"""Format of messages: a header of 16 int64, including a checksum, and a body of plain numbers.
 
-Nothing is pickled, and nothing is believed: a server checks every field before it acts on it.
+Nothing is pickled. A server checks every field before use.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from ..communication.endpoint import HEADER_LENGTH, Bytes, Header
 from ..errors import UserError
 
-FORM = 0x5053_4744_0002  #: of this form of header; another form has another
-PRIME = (1 << 61) - 1  # so that every flipped bit changes the checksum, the highest one too
-LARGEST = 1 << 53  #: above every number but the factor and the bits
+FORM = 0x5053_4744_0002  #: version of the header's format
+PRIME = (1 << 61) - 1  # a prime: every flipped bit changes the checksum, even the highest
+LARGEST = 1 << 53  #: above every field except the factor and the bits
 
 
 class Kind(IntEnum):
-    """What a message asks for, or answers."""
+    """Kinds of requests and answers."""
 
     # requests of workers
     PUSH = 1  #: body: an encoded vector. Answer: MODEL
@@ -29,19 +29,19 @@ class Kind(IntEnum):
     PULL_ROWS = 3  #: body: ids. Answer: ROWS
     PUSH_ROWS = 4  #: body: ids, and a gradient row of each. Answer: DONE
     PULL_STATE = 5  #: Answer: STATE
-    PUSH_STATE = 6  #: body: as STATE's. Answer: DONE
-    PUSH_BACKUP = 7  #: body: the model as this worker pulled it. Answer: DONE
+    PUSH_STATE = 6  #: body: as that of STATE. Answer: DONE
+    PUSH_BACKUP = 7  #: body: the model pulled by this worker. Answer: DONE
     COPY_TABLES = 8  #: keep a copy of all rows as they are now. Answer: DONE
-    WRITE_TABLES = 9  #: begin to write the copy; body: the path of a folder. Answer: DONE
-    ASK_WRITTEN = 10  #: Answer: TEXT, empty until all is written
+    WRITE_TABLES = 9  #: begin to write the copy; body: path of a folder. Answer: DONE
+    ASK_WRITTEN = 10  #: Answer: TEXT, empty until the files are complete
     LOAD_TABLES = 11  #: body: the path of a folder. Answer: DONE
     COUNT_TABLES = 12  #: Answer: STATE, int64 counts of every table
-    MEET = 13  #: Answer: DONE, when all workers have come
-    LEAVE = 14  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
+    MEET = 13  #: Answer: DONE, once all workers have asked
+    LEAVE = 14  #: no more pushes; body: statistics. Answer: FINAL, once all workers have asked
     FAIL = 15  #: a problem of this worker; body: text. Answer: FAILED
-    SUM_SAMPLES = 16  #: of this worker in a step. Answer: DONE with the sum, when all have asked
-    SET_ROWS = 17  #: body: as PUSH_ROWS', with values. Answer: DONE
-    AGREE_ON_WHOLE = 18  #: samples of a minibatch that all have. Answer: DONE, when all have asked
+    SUM_SAMPLES = 16  #: samples in a step. Answer: DONE with the sum, once all have asked
+    SET_ROWS = 17  #: body: as that of PUSH_ROWS, with values. Answer: DONE
+    AGREE_ON_WHOLE = 18  #: samples of a whole minibatch. Answer: DONE, once all have asked
     # answers of servers
     MODEL = 32
     ROWS = 33
@@ -49,7 +49,7 @@ class Kind(IntEnum):
     DONE = 35
     TEXT = 36
     FINAL = 37  #: body: the model, then the statistics of all workers
-    HEARTBEAT = 38  #: the answer will come; so that its worker goes on waiting
+    HEARTBEAT = 38  #: the answer is delayed; restarts the worker's timeout
     REFUSED = 39  #: body: text. The request has changed nothing
     FAILED = 40  #: body: text. Training has failed for all
 
@@ -64,30 +64,30 @@ ANSWERS = dict.fromkeys((kind for kind in Kind if kind < Kind.MODEL), Kind.DONE)
     Kind.LEAVE: Kind.FINAL,
     Kind.FAIL: Kind.FAILED,
 }
-"""Of each request, where it is neither refused nor training has failed."""
+"""The answer to each request, unless the request is refused or training has failed."""
 
 
 class Malformed(UserError):
-    """A message that is not as it must be."""
+    """An invalid message."""
 
 
 @dataclass(kw_only=True)
 class Message:
-    """A header's fields."""
+    """The fields of a header."""
 
     kind: Kind
     table: int = 0  #: number of a table, from 0
     clock: int = 0  #: pushes of this worker so far, this one included
-    version: int = 0  #: of the model; in a request, of the last one that was answered
-    samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers
-    body: int = 0  #: bytes that follow
-    count: int = 0  #: of ids; 1 in a push that has been applied before ranks died
+    version: int = 0  #: of the model; in a request, of the latest answered model
+    samples: int = 0  #: in a push, of its gradient; in an answer, seen by all workers
+    body: int = 0  #: length of the body in bytes
+    count: int = 0  #: of ids; 1 in a push that was applied before ranks failed
     factor: float = 1.0  #: of the learning rate, for this push
-    bits: float = 32  #: a value of a push
+    bits: float = 32  #: per value of a push
     staleness: int = 0  #: updates between this worker's pull and its push
-    queued_ns: int = 0  #: how long the server let the request wait for others'
-    applied_ns: int = 0  #: how long it worked on it
-    held_ns: int = 0  #: how long it kept back the answer
+    queued_ns: int = 0  #: time from the request's arrival to the start of its handling
+    applied_ns: int = 0  #: time of handling
+    held_ns: int = 0  #: time of holding back the answer
 
     def packed(self) -> Header:
         header = np.zeros(HEADER_LENGTH, np.int64)
@@ -104,10 +104,10 @@ FRACTIONS = [NAMES.index(name) for name in ("factor", "bits")]
 
 
 def unpacked(header: Header) -> Message:
-    """The fields of a header.
+    """Parse and check a header.
 
     Raises:
-        Malformed: it is none of this form, or damaged.
+        Malformed: the header is damaged, of a different format, or has an invalid field.
     """
     if len(header) != HEADER_LENGTH or header[0] != _checksum(header):
         raise Malformed("a message's header is damaged, or of another version of parallel_sgd")
@@ -128,7 +128,7 @@ def unpacked(header: Header) -> Message:
 
 
 def _checksum(header: Header) -> int:
-    """Depends on every other number of the header."""
+    """Return a checksum of all numbers after the first."""
     checksum = FORM
     for number in header[1:].tolist():
         checksum = (31 * checksum + number) % PRIME
@@ -136,10 +136,10 @@ def _checksum(header: Header) -> int:
 
 
 def as_text(body: Bytes) -> str:
-    """A body of UTF-8."""
+    """Decode a body of UTF-8."""
     return body.tobytes().decode(errors="replace")
 
 
 def from_text(text: str) -> Bytes:
-    """The inverse of `as_text`."""
+    """Encode a text as a body."""
     return np.frombuffer(text.encode(), np.uint8)
