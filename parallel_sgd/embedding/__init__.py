@@ -1,6 +1,6 @@
-"""Tables of rows found by their ids: what servers hold of them, in memory and in files.
+"""Tables of rows by id: the servers' part, in memory and in files.
 
-What workers ask them for is in `parallel_sgd.parameter_server`, which has the messages.
+The messages between workers and servers are in `parallel_sgd.parameter_server`.
 """
 
 from .array_table import ArrayTable

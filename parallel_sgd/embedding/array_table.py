@@ -1,4 +1,4 @@
-"""What an array of the user's own that lies on servers is to be like: the same on all ranks."""
+"""Options of a user's array on servers: the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..optimizers import Optimizer
 from ..validation import integer, number, set_validated, shown
 from .options import MOST_WIDTH, check_name, check_optimizer
 
-BLOCK = 1024  #: values of an array of one dimension that lie together
+BLOCK = 1024  #: values in a block of an array with a single dimension
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayTable:
     """Options of an array of float32 that all workers read and add to, by rows or as a whole.
 
-    Its rows are shared among the servers by a hash of their numbers (of an array of one dimension,
-    blocks of 1024 values). A row takes memory from its first change on.
+    A hash of the row numbers distributes the rows over the servers. An array of a single dimension
+    is distributed in blocks of 1024 values. A row takes memory from its first change on.
 
     Args:
-        name: of the table, not empty; no other has it.
-        shape: of the array, one or more numbers of at least 1.
-        optimizer: of what is added, which then is a gradient: an SGD, Adagrad or Adam, for every
-            row by itself. None: what is added is added.
+        name: of the table: unique, not empty.
+        shape: of the array: dimensions of at least 1.
+        optimizer: an SGD, Adagrad or Adam, applied to each row by itself. Added values are then
+            gradients. None: values are added.
         seed: of the initial values.
-        initial_scale: values begin uniform in (-initial_scale, initial_scale); 0: with zeros.
+        initial_scale: initial values are uniform in (-initial_scale, initial_scale). 0: zeros.
     """
 
     name: str
@@ -65,17 +65,17 @@ class ArrayTable:
 
     @property
     def size(self) -> int:
-        """Values of the array."""
+        """Number of values in the array."""
         return math.prod(self.shape)
 
     @property
     def width(self) -> int:
-        """Values that lie together: of a row; of one dimension those of a block."""
+        """Number of values in a row, or in a block if the array has a single dimension."""
         if len(self.shape) == 1:
             return min(BLOCK, self.size)
         return math.prod(self.shape[1:])
 
     @property
     def rows(self) -> int:
-        """How many rows, or blocks, there are; the last block may be longer than the array."""
+        """Number of rows, or blocks. The last block may extend beyond the array."""
         return -(-self.size // self.width)

@@ -1,4 +1,4 @@
-"""The tables that an algorithm is given."""
+"""The tables declared to an algorithm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..validation import shown
 from .array_table import ArrayTable
 from .options import Embedding
 
-Table = Embedding | ArrayTable  #: what servers hold rows of
+Table = Embedding | ArrayTable  #: any table with rows on servers
 
 
 class Tables:
-    """A sequence of tables of different names."""
+    """An option's check: a sequence of tables with distinct names."""
 
     metavar, expected = "", "tables"
 

@@ -1,4 +1,4 @@
-"""The files in which servers keep the rows of tables: one of each server, with all its tables."""
+"""Files of the servers' table rows: one file per server, with all its tables."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from .rows import RowTable
 
 
 def file_of(server: int) -> str:
-    """The name of a server's file."""
+    """Return the name of a server's file."""
     return f"tables-{server:05d}.safetensors"
 
 
 def contents_of(options: Sequence[Table], folder: str) -> Iterator[list[dict[str, ArrayInFile]]]:
-    """What each file in a folder holds of each table, by the names of `RowTable.contents`. Local.
+    """Yield the contents of each file in a folder: the arrays of each table, named as by
+    `RowTable.contents`. Local.
 
     Raises:
-        UserError: there are none, or one cannot be read, or is not of these tables.
+        UserError: there are no files, or a file is unreadable or does not match the tables.
     """
-    named = "\0" not in folder  # else Python 3.13 raises, and before it nothing is there
+    named = "\0" not in folder  # with NUL, Python 3.13 raises, and earlier versions find nothing
     try:
         paths = sorted(Path(folder).glob("tables-*.safetensors")) if named else []
-    except OSError as error:  # a name that is too long, say
+    except OSError as error:  # for example a name that is too long
         raise UserError(f"checkpoint {shown(folder)} cannot be read: {reason(error)}") from None
     if not paths:
         raise UserError(f"checkpoint {folder!r} has no tables")
@@ -48,7 +49,7 @@ def contents_of(options: Sequence[Table], folder: str) -> Iterator[list[dict[str
 
 
 def check_tables(options: Sequence[Table], folder: str) -> None:
-    """See that the rows of all tables in a folder can be taken up. Local.
+    """Check that the rows in a folder can be loaded. Local.
 
     Raises:
         UserError: as `contents_of`.
@@ -60,7 +61,9 @@ def check_tables(options: Sequence[Table], folder: str) -> None:
 def _of_table(
     arrays: Mapping[str, ArrayInFile], number: int, options: Table
 ) -> dict[str, ArrayInFile]:
-    """The arrays of one table: each as an empty one has it, but for the number of rows."""
+    """Return a table's arrays. Apart from the number of rows, each must match the array of an empty
+    table.
+    """
     taken: dict[str, ArrayInFile] = {}
     likes = RowTable(options).contents() | GatheredRows(options.width).contents()
     gathered = any(f"{number}.{name}" in arrays for name in likes if name.startswith("gathered"))

@@ -1,5 +1,7 @@
-"""Pushes of rows that wait for the step of all workers: then they are summed by id, in the order of
-the workers, so that the sum is the same in every run."""
+"""Pushes of rows that wait for the workers' common step.
+
+The step sums the pushes by id, in the order of the workers, so that every run has the same sum.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,36 @@ Contents = dict[str, Array]
 
 
 class GatheredRows:
-    """What workers have pushed to one server's part of a table since the last step. Local.
+    """The pushes to a server's part of a table since the last step. Local.
 
     Args:
-        width: values in a row.
+        width: number of values in a row.
     """
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._pushes: dict[int, list[tuple[Array, Array]]] = {}  # by worker, in their order
+        self._pushes: dict[int, list[tuple[Array, Array]]] = {}  # by worker, in order of arrival
 
     def add(self, worker: int, ids: Array, gradient: Array) -> None:
-        """Keep a copy of a push.
+        """Store a copy of a push.
 
         Args:
-            worker: its number.
+            worker: number of the worker.
             ids: int64 [m].
             gradient: float32 [m, width].
         """
         self._pushes.setdefault(worker, []).append((ids.copy(), gradient.copy()))
 
     def take(self, weights: Mapping[int, float]) -> tuple[Array, Array]:
-        """The different ids, int64 [u], and the sum of their gradients, float32 [u, width]; nothing
-        is left.
+        """Sum all pushes by id, and remove them.
 
             total[id] = ((w_0 g_0[id] + w_1 g_1[id]) + w_2 g_2[id]) + ...
 
         Args:
-            weights: of the workers that take part in the step; what others have pushed, who have
-                left without one, is dropped.
+            weights: of each worker in the step. Pushes of workers that have left without a step are
+                dropped.
+        Returns:
+            The distinct ids, int64 [u], and their summed gradients, float32 [u, width].
         """
         ids, gradients = [np.empty(0, np.int64)], [np.empty((0, self._width), np.float32)]
         for worker in sorted(weights.keys() & self._pushes.keys()):
@@ -60,15 +63,19 @@ class GatheredRows:
         return distinct, total
 
     def renumber(self, workers: Mapping[int, int]) -> None:
-        """Keep the pushes of these workers, by their new numbers."""
+        """Keep the pushes of the given workers, under their new numbers.
+
+        Args:
+            workers: new number by previous number.
+        """
         self._pushes = {new: self._pushes[k] for k, new in workers.items() if k in self._pushes}
 
     def contents(self) -> Contents:
-        """Copies for a checkpoint.
+        """Return copies for a checkpoint.
 
         Returns:
             "gathered_ids", "gathered_workers" int64 [m] and "gathered_gradient" float32 [m, width],
-            each worker's in the order of its pushes.
+                sorted by worker, then in the order of the pushes.
         """
         every = [(k, *push) for k, pushes in sorted(self._pushes.items()) for push in pushes]
         ids = [np.empty(0, np.int64), *(ids for _, ids, _ in every)]
@@ -84,12 +91,13 @@ class GatheredRows:
     def load(
         self, contents: Mapping[str, Array], keep: Callable[[Array], Array], workers: int
     ) -> None:
-        """Take up what is this server's of another's `contents`, if they have any.
+        """Load this server's share of saved `contents`, if present.
 
         Args:
-            contents: of a table of the same width.
-            keep: given ids int64 [k], a boolean [k]: which to take.
-            workers: that there are now: number k goes to k modulo their number.
+            contents: of a table of the same width, from any server.
+            keep: maps ids int64 [k] to a boolean [k]: True for this server's ids.
+            workers: present number of workers. Worker k of the saved run becomes k modulo this
+                number.
         """
         if "gathered_ids" not in contents:
             return

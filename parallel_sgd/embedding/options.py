@@ -1,4 +1,4 @@
-"""What a distributed embedding table is to be like: the same on all ranks."""
+"""Options of distributed embedding tables: the same on all ranks."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ..validation import integer, number, set_validated, shown
 
 __all__ = ["MOST_WIDTH", "Embedding", "check_name", "check_optimizer"]
 
-MOST_WIDTH = 2**20  #: values of a row
+MOST_WIDTH = 2**20  #: largest number of values in a row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Options of a table: rows of `width` float32, found by ids, each any int64.
+    """Options of a table: rows of `width` float32, found by int64 ids of any value.
 
-    A row begins with its first push (see `entry_count`); reading one that does not exist yields
-    its initial values and creates nothing, so that evaluation takes no memory.
+    The first push of an id creates its row (see `entry_count`). Reading a missing row returns its
+    initial values and creates nothing, so evaluation takes no memory.
 
     Args:
         name: of the table, not empty.
-        width: values in a row.
-        optimizer: an SGD, Adagrad or Adam; every row has its own state, and with Adam its own
-            number of steps.
-        seed: of the initial values, which depend on nothing but seed, id and column.
-        initial_scale: rows begin uniform in (-initial_scale, initial_scale); 0: with zeros.
-        entry_count: an id gets a row with its so-many-th push. Pushes before that one are counted
+        width: number of values in a row.
+        optimizer: an SGD, Adagrad or Adam. Every row has its own state, and with Adam its own step
+            count.
+        seed: of the initial values. These depend only on seed, id and column.
+        initial_scale: initial values are uniform in (-initial_scale, initial_scale). 0: zeros.
+        entry_count: number of the push of an id that creates its row. Earlier pushes are counted
             and dropped.
-        evict_after: rows that were not pushed for so many samples are forgotten, and so are counts;
-            None: never. The clock is that of the table's part on a server: samples of pushes there.
+        evict_after: number of samples without a push before a row, or a count, is evicted. None:
+            never. Each server counts the samples of the pushes to its part of the table.
     """
 
     name: str
@@ -58,17 +58,23 @@ class Embedding:
 
 
 def check_name(name: Any) -> str:
-    """A table's name as a plain text; raises a UserError where it is none."""
+    """Return a table's name as a plain text.
+
+    Raises:
+        UserError: the name is empty or not a text.
+    """
     if not isinstance(name, str) or not name:
         raise UserError(f"name={shown(name)} must be a text that is not empty")
     return str(name)
 
 
 def check_optimizer(optimizer: Any, of: str) -> None:
-    """Refuse what no row can be trained by.
+    """Check that rows can be trained by `optimizer`.
 
     Args:
-        of: which table, in words.
+        of: the table, in words.
+    Raises:
+        UserError: the optimizer is not an SGD, Adagrad or Adam.
     """
     if type(optimizer) not in (SGD, Adagrad, Adam):
         kind = optimizer

@@ -1,4 +1,4 @@
-"""Records found by their ids, in memory that grows without ever being copied as a whole."""
+"""Records found by id, in memory that grows without copies of the whole."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..kernels import memory, row_kernels
 
 Array = npt.NDArray[Any]
 
-MOST_LOAD = 0.75  #: of the slots
-GROWTH = 1.25  #: of the slots: between 0.6 and 0.75 of them are taken
-FEWEST = 64  #: records that there is room for
+MOST_LOAD = 0.75  #: largest fraction of used slots
+GROWTH = 1.25  #: growth factor of the slots: between 0.6 and 0.75 of the slots are used
+FEWEST = 64  #: smallest capacity in records
 MOST = 2**31 - 2
 
 
 class Records:
-    """A map from int64 ids to records of one dtype. Local; one thread at a time.
+    """A map from int64 ids to records of a single dtype. Local; not thread-safe.
 
-    Records lie in chunks of `memory.LARGE` bytes. While there is but one, it grows by doubling;
-    later every other one is as large, so that growing moves nothing. Slots are made anew from the
-    records, after the old ones are gone.
+    Records lie in chunks of `memory.LARGE` bytes. The first chunk grows by doubling. All later
+    chunks have the full size, so growth moves no records. Slots of the hash index are rebuilt from
+    the records, after the old slots are freed.
     """
 
     def __init__(self, counters: tuple[str, ...], vectors: tuple[str, ...] = (), width: int = 0):
@@ -51,19 +51,27 @@ class Records:
         self._make_room(1)
 
     def find(self, ids: Array) -> Array:
-        """int32 [m]: the number of each id's record, or -1."""
+        """Return the number of each id's record, or -1: int32 [m]."""
         rows = np.empty(len(ids), np.int32)
         self._kernels.find(self._slots, self.layout, ids, rows)
         return rows
 
     def insert(self, ids: Array, rows: Array, clock: int) -> None:
-        """Give every id a record where `rows`, as of `find`, has -1; but for its values."""
+        """Create a record for every id with -1 in `rows` (see `find`), and write its number to
+        `rows`.
+
+        The values of a new record are not set.
+        """
         self._make_room(self.count + int(np.count_nonzero(rows < 0)))
         arguments = (self._slots, self.layout, ids, rows, self.count, clock)
         self.count = self._kernels.insert(*arguments)
 
     def sweep(self, oldest: int, least_steps: int = 0) -> int:
-        """Forget records that were not pushed since, or too seldom; returns how many."""
+        """Remove records with a last push before `oldest`, or with fewer than `least_steps` steps.
+
+        Returns:
+            The number of removed records.
+        """
         left = self._kernels.sweep(self.layout, self.count, oldest, least_steps)
         forgotten = self.count - int(left)
         if forgotten:
@@ -74,7 +82,7 @@ class Records:
         return forgotten
 
     def column(self, name: str) -> Array:
-        """A compact copy of one field of all records."""
+        """Return a compact copy of a field of all records."""
         field = self.dtype[name]
         out = np.empty((self.count, *field.shape), field.base)
         for number, chunk in enumerate(self._chunks):
@@ -83,11 +91,11 @@ class Records:
         return out
 
     def set(self, rows: Array, fields: dict[str, Array]) -> None:
-        """Put values into records.
+        """Set fields of records.
 
         Args:
-            rows: int32 [m], the records' numbers.
-            fields: arrays [m, ...] by the names of the fields.
+            rows: int32 [m], numbers of the records.
+            fields: arrays [m, ...] by field name.
         """
         for number in np.unique(rows >> self._shift):
             here = np.flatnonzero(rows >> self._shift == number)
@@ -100,7 +108,7 @@ class Records:
         return self._slots.nbytes + sum(chunk.nbytes for chunk in self._chunks)
 
     def _make_room(self, count: int) -> None:
-        """For so many records, in chunks and slots."""
+        """Make room for `count` records, in chunks and slots."""
         if count > MOST:
             raise UserError(f"{count} rows on one server: at most {MOST} are possible")
         whole = 1 << self._shift
@@ -125,7 +133,7 @@ class Records:
         self._kernels.index(self._slots, self.layout, self.count)
 
     def _settle_layout(self) -> None:
-        """Say where the chunks are now; they must stay as long as kernels are told so."""
+        """Update the kernels' addresses of the chunks. The chunks must not move afterwards."""
         places = np.array([chunk.ctypes.data for chunk in self._chunks])
         size = self.dtype.itemsize
         self.layout = self._kernels.Layout(places, self._shift, size, *self._offsets, self._width)

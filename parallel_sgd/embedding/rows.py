@@ -1,7 +1,7 @@
-"""One server's part of a distributed embedding table.
+"""A server's part of a distributed embedding table.
 
-Memory: a row with its optimizer's state, 8 bytes of id, 10.7 to 13.3 of slots; 8 more each for
-the clock of its last push (`evict_after`) and its steps (Adam), where there are such.
+Memory per row: the row with its optimizer's state, 8 bytes of id, 10.7 to 13.3 bytes of slots; 8
+more bytes each for the clock of the last push (with `evict_after`) and for the steps (with Adam).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ __all__ = ["RowTable", "server_of"]
 Array = npt.NDArray[Any]
 Contents = dict[str, Array]
 
-LOADED = 1 << 16  #: rows that `add` takes up at a time
-SWEPT = 1 << 12  #: counts of no more use that may stay in any case
+LOADED = 1 << 16  #: number of rows that `add` loads at a time
+SWEPT = 1 << 12  #: number of unused counts that may always remain
 
 _KEYS = {"id": "ids"}
 _PENDING_KEYS = {"id": "pending_ids", "steps": "pending_counts", "pushed": "pending_pushed"}
 
 
 def server_of(ids: Array, servers: int) -> Array:
-    """int32 [m]: the server, from 0 on, that is responsible for each of the ids, int64 [m]."""
+    """Return the server of each id: int32 [m], from 0, for ids int64 [m]."""
     return row_kernels().server_of(ids, servers)  # type: ignore[no-any-return]
 
 
 class RowTable:
-    """Rows of float32 by id, each with its optimizer's state. Local; one thread at a time.
+    """Rows of float32 by id, each with its optimizer's state. Local; not thread-safe.
 
     Attributes:
         options: of the whole table.
         samples: in all pushes so far: the clock of learning rates and eviction.
-        evicted: rows forgotten so far.
-        pending: ids that have been pushed, but not often enough to have a row.
+        evicted: number of rows evicted so far.
+        pending: number of ids with pushes but without a row so far.
 
-    The GIL is free while rows are looked up and changed.
+    The GIL is released during lookups and changes of rows.
     """
 
     def __init__(self, options: Table) -> None:
@@ -53,14 +53,14 @@ class RowTable:
         self._initial = options.seed, np.float32(options.initial_scale)
         self.samples = self.evicted = self.pending = 0
         self._kernels = row_kernels()
-        self._swept = 0  # the clock when cold rows were last looked for
+        self._swept = 0  # clock of the latest eviction
         state = options.optimizer.initial_values if options.optimizer else {}
         self._buffers = tuple(state)
-        (self._filling,) = set(state.values()) or {0.0}  # the same for all of them
+        (self._filling,) = set(state.values()) or {0.0}  # the same for all buffers
         clock = () if options.evict_after is None else ("pushed",)
         steps = ("steps",) if isinstance(options.optimizer, Adam) else ()
         self._rows = Records((*clock, *steps), ("values", *self._buffers), options.width)
-        # where an id's pushes are counted until it has a row; after that it counts 0
+        # Pushes of ids without a row; 0 once the id has a row.
         self._counts = Records((*clock, "steps")) if options.entry_count > 1 else None
 
     def __len__(self) -> int:
@@ -68,41 +68,42 @@ class RowTable:
 
     @property
     def is_per_sample(self) -> bool:
-        """Whether the learning rate is for the summed gradient, so that it knows no mean; as where
-        what is pushed is added."""
+        """True if the learning rate applies to the summed gradient, or pushed values are just
+        added.
+        """
         return self.options.optimizer is None or self.options.optimizer.lr is None
 
     @property
     def nbytes(self) -> int:
-        """All memory of the table. What has not been used yet, at most 64 MiB, is not resident."""
+        """Memory of the table in bytes. Unused memory, at most 64 MiB, is not resident."""
         return self._rows.nbytes + (self._counts.nbytes if self._counts else 0)
 
     def pull(self, ids: Array, out: Array) -> None:
-        """Read rows; an id that has none yields its initial values, and gets none.
+        """Read rows. An id without a row has its initial values, and still has no row afterwards.
 
         Args:
-            ids: int64 [m], any, each as often as you like.
+            ids: int64 [m], any values, repeats allowed.
             out: float32 [m, width], written.
         Raises:
-            UserError: an array of another dtype or shape.
+            UserError: an array has the wrong dtype or shape.
         """
         self._check(ids, "out", out)
         rows = self._rows.find(ids)
         self._kernels.read(self._rows.layout, ids, rows, *self._initial, out)
 
     def push(self, ids: Array, gradient: Array, samples: int, lr_factor: float = 1.0) -> None:
-        """Take one step of the optimizer on rows (or, without one, add to them), and advance the
-        clock.
+        """Take a step of the optimizer on rows, or add to the rows without an optimizer. Advance
+        the clock.
 
-        Ids that have no row get one (see `Embedding.entry_count`); cold rows may go.
+        Ids without a row receive a row (see `Embedding.entry_count`). Cold rows may be evicted.
 
         Args:
-            ids: int64 [m], any, all different.
-            gradient: float32 [m, width], summed over `samples` samples; unchanged.
-            samples: at least 1, or 0 where there are no ids.
-            lr_factor: on the learning rate.
+            ids: int64 [m], any values, without repeats.
+            gradient: float32 [m, width], summed over `samples`; not changed.
+            samples: at least 1, or 0 without ids.
+            lr_factor: of the learning rate.
         Raises:
-            UserError: as `pull`, and a schedule's value may be wrong; nothing has changed by then.
+            UserError: as `pull`, or a schedule's value is invalid. The table is then unchanged.
         """
         self._check(ids, "gradient", gradient)
         samples = integer("samples", samples, 1 if len(ids) else 0)
@@ -117,13 +118,13 @@ class RowTable:
         self._evict()
 
     def set(self, ids: Array, values: Array) -> None:
-        """Replace rows, which begin anew: with no memory of pushes.
+        """Replace rows. A replaced row has the optimizer's initial state.
 
         Args:
-            ids: int64 [m], any, all different.
-            values: float32 [m, width]; unchanged.
+            ids: int64 [m], any values, without repeats.
+            values: float32 [m, width]; not changed.
         Raises:
-            UserError: an array of another dtype or shape.
+            UserError: an array has the wrong dtype or shape.
         """
         self._check(ids, "values", values)
         rows = self._rows.find(ids)
@@ -135,14 +136,14 @@ class RowTable:
         self._rows.set(rows, {"values": values, **fields})
 
     def contents(self) -> Contents:
-        """All that a checkpoint needs of the table: copies, in the order in which rows were made.
+        """Return copies of the table for a checkpoint, in the order in which rows were created.
 
         Returns:
             "samples", "swept" int64 [1], clocks; "ids" int64 [n]; "values" and the optimizer's
-            buffers, by the names of `OptimizerState.buffers`, float32 [n, width]; with Adam "steps"
-            int64 [n]; with `evict_after` "pushed" int64 [n], the clock of the last push; with
-            `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
-            "pending_pushed".
+                buffers, named as in `OptimizerState.buffers`, float32 [n, width]; with Adam "steps"
+                int64 [n]; with `evict_after` "pushed" int64 [n], the clock of the last push; with
+                `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
+                "pending_pushed".
         """
         contents = {"samples": np.array([self.samples]), "swept": np.array([self._swept])}
         for name in self._rows.names:
@@ -154,13 +155,13 @@ class RowTable:
         return contents
 
     def add(self, contents: Mapping[str, Array], keep: Callable[[Array], Array]) -> None:
-        """Take up rows and counts, those for which this server is responsible.
+        """Load this server's rows and counts from saved `contents`.
 
         Args:
-            contents: of a table of the same options, from any number of servers: one after the
-                other. A row that is here already is replaced; where the clocks of the last pushes
-                are missing, it counts as pushed now.
-            keep: given ids int64 [k], a boolean [k]: which to take.
+            contents: of a table with the same options, from any server of any number. Loading a
+                second file replaces existing rows. Without clocks of the last pushes, rows count as
+                pushed now.
+            keep: maps ids int64 [k] to a boolean [k]: True for this server's ids.
         """
         self.samples = max(self.samples, int(contents["samples"][0]))
         self._swept = max(self._swept, int(contents["swept"][0]))
@@ -170,7 +171,7 @@ class RowTable:
             self.pending = int(np.count_nonzero(self._counts.column("steps")))
 
     def _enter(self, ids: Array, rows: Array) -> None:
-        """Give rows to the ids that have none and are to have one; `rows` is completed."""
+        """Create rows for ids without a row, if admitted, and complete `rows`."""
         before = self._rows.count
         if self._counts is None:
             self._rows.insert(ids, rows, self.samples)
@@ -184,7 +185,7 @@ class RowTable:
         self._kernels.begin(*span, *self._initial, len(self._buffers), np.float32(self._filling))
 
     def _admit(self, counts: Records, ids: Array) -> Array:
-        """bool [m]: which of these ids, which have no row, are to get one with this push."""
+        """Count pushes of ids without a row. Return bool [m]: True if this push creates a row."""
         rows, admitted = counts.find(ids), np.empty(len(ids), np.bool_)
         counts.insert(ids, rows, self.samples)
         needed = self.options.entry_count
@@ -211,7 +212,7 @@ class RowTable:
             self._kernels.sgd_rows(*given, real(lr / samples))
 
     def _evict(self) -> None:
-        """Forget what is cold, whenever a quarter of `evict_after` has gone by."""
+        """Evict cold rows and counts, at intervals of a quarter of `evict_after`."""
         after = self.options.evict_after
         if after is None or 4 * (self.samples - self._swept) < after:
             return
@@ -228,7 +229,7 @@ class RowTable:
         contents: Mapping[str, Array],
         keep: Callable[[Array], Array],
     ) -> None:
-        """Put into records what `contents` has of their fields."""
+        """Set the fields of records from `contents`."""
         ids = contents[keys["id"]]
         fields = {name: keys.get(name, name) for name in records.names[1:]}
         given = {

@@ -1,4 +1,4 @@
-"""One server's parts of all tables: pulled, pushed to, copied, and kept in files."""
+"""A server's parts of all tables: pulled, pushed to, copied, and stored in files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ COUNTS = ("rows", "bytes", "pending", "evicted")
 
 
 class ServedTables:
-    """The rows of all tables that one server holds.
+    """The rows of all tables on a server.
 
     Args:
         options: of each table, in the order of their numbers.
-        server, servers: this server's number, and how many there are.
-        workers: how many there are.
-        synchronous: whether what workers push waits for the next `step`, and is applied as one.
+        server, servers: number of this server, and the number of servers.
+        workers: number of workers.
+        synchronous: True if pushes wait for the next `step`, and are applied together.
 
     Local.
     """
@@ -53,7 +53,7 @@ class ServedTables:
         self._writing: InBackground[str] | None = None
 
     def pull(self, table: int, ids: Array) -> Array:
-        """The rows of ids, int64 [m], of the table of a number: float32 [m, width]."""
+        """Return the rows of ids, int64 [m], from a table: float32 [m, width]."""
         rows = np.empty((len(ids), self.options[table].width), np.float32)
         self._tables[table].pull(ids, rows)
         return rows
@@ -67,8 +67,8 @@ class ServedTables:
         samples: int,
         lr_factor: float,
     ) -> None:
-        """Change the rows of ids by their gradients, as `RowTable.push`: now, or where tables are
-        synchronous in the next `step`.
+        """Change rows by their gradients, as `RowTable.push`. Synchronous tables change in the next
+        `step`.
 
         Raises:
             UserError: the gradient, float32 [m, width], is not finite.
@@ -83,13 +83,13 @@ class ServedTables:
             self._tables[table].push(ids, gradient, samples, lr_factor)
 
     def step(self, samples: Mapping[int, int], lr_factor: float, *, mean: bool) -> None:
-        """Change every table once, by what workers have pushed since the step before.
+        """Change every table once, by the pushes since the previous step.
 
         Args:
-            samples: of each worker in the step, by its number; of all at least 1.
-            lr_factor: on the learning rates.
-            mean: whether the gradient is that of all samples together; else each worker's counts in
-                full, as if it were alone.
+            samples: of each worker in the step, by worker number; in total at least 1.
+            lr_factor: of the learning rates.
+            mean: True: the gradient is the mean over all samples. False: each worker's gradient
+                counts in full, as if the worker trained alone.
         Raises:
             UserError: as `RowTable.push`.
         """
@@ -100,21 +100,20 @@ class ServedTables:
             table.push(*gathered.take(weights), total, lr_factor)
 
     def set(self, table: int, ids: Array, values: Array) -> None:
-        """Replace the rows of ids, now, as `RowTable.set`.
+        """Replace rows at once, as `RowTable.set`.
 
         Raises:
-            UserError: values, float32 [m, width], are not finite.
+            UserError: the values, float32 [m, width], are not finite.
         """
         if not np.isfinite(values).all():
             raise UserError(f"values of rows of table {self.options[table].name!r} are not finite")
         self._tables[table].set(ids, values)
 
     def renumber(self, workers: Mapping[int, int]) -> None:
-        """Go on with some of the workers: what others have pushed and no `step` has taken is
-        dropped.
+        """Continue with some of the workers. Waiting pushes of the rest are dropped.
 
         Args:
-            workers: their numbers from now on, by those before.
+            workers: new number by previous number.
         """
         self._workers, clocks = len(workers), self.row_clocks
         self.row_clocks = {new: clocks[k] for k, new in workers.items() if k in clocks}
@@ -122,22 +121,22 @@ class ServedTables:
             gathered.renumber(workers)
 
     def counts(self) -> Array:
-        """int64 [tables, 4]: see `COUNTS`."""
+        """Return the counts of each table, int64 [tables, 4]: see `COUNTS`."""
         counts = [[len(t), t.nbytes, t.pending, t.evicted] for t in self._tables]
         return np.array(counts, np.int64).reshape(-1, len(COUNTS))
 
     def copy(self) -> None:
-        """Keep a copy of all rows as they are now, in place of the one before."""
+        """Copy all rows for `write`, replacing the previous copy."""
         self._copy = {}
         for number, (table, gathered) in enumerate(zip(self._tables, self._gathered, strict=True)):
             contents = table.contents() | (gathered.contents() if self._synchronous else {})
             self._copy |= {f"{number}.{name}": array for name, array in contents.items()}
 
     def write(self, folder: str) -> None:
-        """Begin to write the copy to a file in `folder`; `written` tells when it is there.
+        """Begin to write the copy to a file in `folder`. `written` reports completion.
 
         Raises:
-            UserError: there is no copy, one is still being written, or that is no path.
+            UserError: there is no copy, a write is in progress, or `folder` is not a valid path.
         """
         if self._copy is None or (self._writing and not self._writing.done):
             raise UserError("there is no copy of the tables, or it is being written already")
@@ -149,8 +148,10 @@ class ServedTables:
         )
 
     def written(self) -> str:
-        """Size and checksum of the file by its name, as JSON, or the "problem" that there was;
-        empty while it is being written."""
+        """Return the result of `write` as JSON: size and checksum by file name, or a "problem".
+
+        Empty while writing.
+        """
         if self._writing is None or not self._writing.done:
             return ""
         try:
@@ -159,15 +160,15 @@ class ServedTables:
             return json.dumps({"problem": f"tables cannot be written: {error}"})
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until no file is being written."""
         if self._writing:
             self._writing.wait()
 
     def load(self, folder: str) -> None:
-        """Take up the rows that are this server's, from the files of any number of servers.
+        """Load this server's rows from the files of any number of servers.
 
         Raises:
-            UserError: as `contents_of`; then nothing has changed.
+            UserError: as `contents_of`. The tables are then unchanged.
         """
         tables = [RowTable(table) for table in self.options]
         gathered = [GatheredRows(table.width) for table in self.options]
@@ -179,6 +180,6 @@ class ServedTables:
         self._tables, self._gathered = tables, gathered
 
     def _holds(self, ids: Array) -> Array:
-        """bool [m]: which of these ids, int64 [m], are this server's."""
+        """Return which ids, int64 [m], belong to this server: bool [m]."""
         held: Array = server_of(ids, self._servers) == self._server
         return held
