@@ -1,4 +1,4 @@
-"""The algorithms: `init`, `step`, `finish`; by name one line here."""
+"""The algorithms, each with `init`, `step` and `finish`, and their names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The one interface of all algorithms: `init`, `step`, `finish`."""
+"""The interface of all algorithms: `init`, `step`, `finish`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True)
 class Work:
-    """What an algorithm works with, the same objects from `Algorithm.init` to the end.
+    """The objects that an algorithm works with, the same from `Algorithm.init` to the end.
 
     Attributes:
-        parameters: the model, one flat vector [n] with named views.
-        gradient: of the same layout: summed over this rank's samples of a minibatch.
-        optimizer: the local update rule at work on the model. Called with a summed gradient and its
-            number of samples it takes a step; it holds the clock, which goes on by the samples of
-            all ranks.
-        comm: the ranks that do what this one does: all, or where some only serve, the workers or
-            the servers.
-        group: who trains, and how they wait for each other.
-        minibatch_size: samples of all ranks in a minibatch, where that is known before training.
-        skipped: what is skipped since its numbers are not finite.
-        choices: made by measurements, by name, the same on all ranks; plain values. A recovery
-            carries them over, also to ranks that join, so that nothing is measured again.
+        parameters: the model: a flat vector [n] with named views.
+        gradient: same layout, summed over this rank's samples of a minibatch.
+        optimizer: the local update rule, bound to the model. A call with a summed gradient and its
+            number of samples takes a step. Its clock advances by the samples of all ranks.
+        comm: the ranks with this rank's role: all ranks, or with servers the workers or the
+            servers.
+        group: the ranks that train, and their way of waiting for each other.
+        minibatch_size: samples of all ranks in a minibatch, if known before training.
+        skipped: the policy for non-finite values.
+        choices: of measurements, by name: plain values, the same on all ranks. A recovery keeps the
+            choices, and sends them to ranks that join, so that no measurement is repeated.
     """
 
     parameters: Parameters
@@ -50,15 +49,16 @@ class Work:
 
     @property
     def samples(self) -> int:
-        """Seen by all ranks so far: the clock of every option."""
+        """Samples seen by all ranks so far: the clock of every option."""
         return self.optimizer.samples
 
 
 class Minibatch(NamedTuple):
-    """
+    """Numbers of samples in a minibatch.
+
     Attributes:
-        samples: of this rank in it, 0 or more.
-        total: of all ranks in it, as far as this one knows; more than 0 unless they train
+        samples: on this rank, 0 or more.
+        total: on all ranks, as far as this rank knows. More than 0 unless ranks train
             asynchronously.
     """
 
@@ -67,25 +67,26 @@ class Minibatch(NamedTuple):
 
 
 class Algorithm(Options, ABC, Generic[StateT]):
-    """How ranks train one model together.
+    """A method of training a model on several ranks.
 
-    An algorithm is a frozen set of `options`. What changes in training is the state that `init`
-    returns: see `parallel_sgd.state`. The learner does what all algorithms need: before `step` it
-    sees that all ranks have come to the same minibatch and that none of them has a `problem`, and
-    tells how many samples all have; where none has any, there is no step.
+    An algorithm is a frozen set of `options`. All data that changes in training is in the state
+    returned by `init`: see `parallel_sgd.state`. The learner does the work common to all
+    algorithms. Before `step` the learner checks that all ranks are at the same minibatch and that
+    no rank has a `problem`, and sums the ranks' samples. A minibatch without any samples has no
+    step.
 
     Attributes:
-        roles: who trains and who serves.
-        distributed_after: the learner trains on the whole minibatch on every rank, without this
-            algorithm, until so many samples have been seen (a warm start).
-        synchronizes_every_step: whether ranks wait for each other in every step. Else they do so,
-            before `step`, only where no source has announced how many samples all have, and nobody
-            looks at the gradients.
-        asynchronous: whether ranks go through the data each at its own pace, and know nothing of
-            each other's samples.
-        optimizer_on_servers: whether servers take the optimizer's steps, each on its part of the
-            model, and not the ranks that train.
-        overlap: whether it makes use of `ready`.
+        roles: assigns ranks to training and serving.
+        distributed_after: number of samples of a warm start. Until then the learner trains on the
+            whole minibatch on every rank, without this algorithm.
+        synchronizes_every_step: True if ranks wait for each other in every step. Otherwise ranks
+            wait before `step` only if no source announces the samples of all ranks and gradients
+            are not checked.
+        asynchronous: True if each rank goes through the data at its own pace, without knowledge of
+            the samples on the remaining ranks.
+        optimizer_on_servers: True if servers take the optimizer's steps, each on its part of the
+            model.
+        overlap: True if the algorithm uses `ready`.
     """
 
     roles: Roles = AllTrain()
@@ -97,90 +98,108 @@ class Algorithm(Options, ABC, Generic[StateT]):
 
     @abstractmethod
     def init(self, work: Work) -> StateT:
-        """The state before the first minibatch. Collective."""
+        """Return the state before the first minibatch. Collective."""
 
     @abstractmethod
     def step(self, state: StateT, work: Work, minibatch: Minibatch) -> None:
-        """Train on one minibatch, in place.
+        """Train on a minibatch, in place.
 
         Args:
             state: from `init`; changed.
-            work: with the gradient of the minibatch (zeros where this rank has no samples); what
-                the gradient holds afterwards is the algorithm's affair. The clock of its optimizer
-                must go on by the samples of all ranks.
+            work: with the gradient of the minibatch (zeros if this rank has no samples). The
+                algorithm may overwrite the gradient. The clock of the optimizer must advance by the
+                samples of all ranks.
             minibatch: the numbers of samples.
 
-        Every rank calls it for every minibatch in which any rank has samples.
+        Called on every rank for every minibatch with samples on any rank.
         """
 
     def end_warm_start(self, state: StateT, work: Work) -> None:
-        """`distributed_after` samples have been seen: all ranks go on from rank 0's model and
-        optimizer. (Machines may round differently.) Collective."""
+        """End the warm start: all ranks continue from rank 0's model and optimizer. Collective.
+
+        Called after `distributed_after` samples. Machines may round differently, so the ranks'
+        models may differ slightly.
+        """
         work.optimizer.state.align(work.comm)
         for array in (work.parameters.flat, *work.optimizer.state.buffers.values()):
             work.comm.broadcast(array)
 
     def finish(self, state: StateT, work: Work) -> None:
-        """Complete what is under way, so that all ranks hold the final model. Collective; all ranks
-        have come to their end."""
+        """Complete the work under way, so that all ranks hold the final model.
+
+        Collective, after the last minibatch on all ranks.
+        """
 
     def shared_model(self, state: StateT, work: Work) -> Array:
-        """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
+        """Return the model [n] common to all ranks, for evaluation. Local, no copy."""
         return work.parameters.flat
 
     def replicated(self, state: StateT, work: Work) -> bool:
-        """Whether the model that all ranks have in common is all that has been learned so far: from
-        here any of them can go on without the others. Asked after a step; the same on all ranks.
-        Local."""
+        """Return True if the common model contains all learning so far.
+
+        Any rank can then continue training without the rest. Called after a step. Local; the same
+        on all ranks.
+        """
         return True
 
     def reconfigured(self, state: StateT, work: Work) -> None:
-        """The state has been put back, on other ranks than it was of. Collective."""
+        """Adapt a restored state to a different set of ranks. Collective."""
 
     def replicas(self, state: StateT, work: Work) -> Mapping[str, Array]:
-        """What must have the same bits on all ranks beside `shared_model`, by name: compared now
-        and then, where ranks wait for each other. Local, no copies."""
+        """Return the arrays, besides `shared_model`, that must be bit-equal on all ranks, by name.
+
+        The learner compares them at intervals, whenever ranks wait for each other. Local, no
+        copies.
+        """
         return {}
 
     def skip(self, state: StateT, work: Work) -> tuple[int, int]:
-        """Go back to where the ranks began to go by themselves, on all of them: `step` or `finish`
-        has raised a `DivergedError`, of numbers that are not finite. The clock stays.
+        """Return to the start of the present local period, on all its ranks.
 
-        For algorithms that do not synchronize in every step; those that do refuse a minibatch
-        before `step`.
+        Called after `step` or `finish` has raised a `DivergedError` because of non-finite values.
+        The clock keeps its value. Only for algorithms that do not synchronize in every step. All
+        other algorithms refuse a minibatch before `step`.
 
         Returns:
-            How many minibatches are left out by that, and samples of all ranks.
+            The number of skipped minibatches, and their samples on all ranks.
 
-        Collective, as far as it need be.
+        Collective, if ranks share the period. Local for a worker of parameter servers.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot leave out what it has begun")
 
     def resume(self, state: StateT, work: Work) -> None:
-        """Ranks have died, and this one goes on from the state that it has: complete what it was in
-        the midst of. For algorithms with servers. Local."""
+        """Complete the work that a failure of ranks has interrupted, from this rank's state.
+
+        For algorithms with servers. Local.
+        """
 
     def ready(self, state: StateT, work: Work, name: str) -> None:
-        """A parameter's gradient is complete on this rank, while others are still being computed.
+        """Process a parameter's gradient, complete on this rank while backward continues.
 
-        For algorithms that can make use of it before `step`. What the gradient holds of it belongs
-        to the algorithm from here on. Local.
+        For algorithms with `overlap`. From now on the gradient of this parameter belongs to the
+        algorithm. Local.
         """
 
     def sum_late(self, state: StateT, work: Work, vector: Array) -> None:
-        """Replace a part of this minibatch's gradient that `ready` came too early for by (the
-        decoded form of) its sum over all ranks: they add it before the update. With 32 bits here.
-        Collective, between the exchange and the update. For algorithms with `overlap`."""
+        """Replace late values of this minibatch's gradient by (the decoded form of) their sum over
+        all ranks.
+
+        `ready` was called before these values were complete. The caller adds the sum before the
+        update. The default sums in 32 bits. Collective, between the exchange and the update. For
+        algorithms with `overlap`.
+        """
         exchange = Exchange(work.parameters, work.comm)
         exchange.sum(vector)
         exchange.close()
 
     def first_calls(self, x: Array) -> list[Callable[[], object]]:
-        """Calls for `kernels.prepare` that need the algorithm's kernels, and do nothing else, so
-        that no step waits for a compiler. What is not among them is compiled when it is needed.
+        """Return calls for `kernels.prepare` that compile the algorithm's kernels and have no
+        effect.
+
+        So no step waits for a compiler. Kernels outside of the list are compiled on first use.
 
         Args:
-            x: no values [0] of the model's dtype, in NumPy.
+            x: an array without values, [0], of the model's dtype, in NumPy.
 
         Local.
         """
@@ -188,10 +207,15 @@ class Algorithm(Options, ABC, Generic[StateT]):
 
     @property
     def quantizes_in_steps(self) -> bool:
-        """Whether the optimizer may get gradients that an entropy code has quantized. Local."""
+        """True if the optimizer may receive gradients quantized by an entropy code. Local."""
         return False
 
     def problem(self, state: StateT, work: Work, samples: int) -> str | None:
-        """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None
-        where it can. Asked before the ranks agree on a minibatch. Local."""
+        """Return why this rank's gradient cannot be trained on, in a line, or None.
+
+        Args:
+            samples: of this rank in the minibatch.
+
+        Called before the ranks agree on a minibatch. Local.
+        """
         return problem_with(work.gradient.flat)

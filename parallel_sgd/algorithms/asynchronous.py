@@ -34,24 +34,25 @@ from .skipped import SavedOptimizer
 
 @options
 class DataParallelASGD(Algorithm[DataParallelASGDState]):
-    """Every period a worker pushes what it has found, and pulls the model; nobody waits for all.
+    """Each period, a worker pushes its progress and pulls the model, without waiting for all
+    workers.
 
         push   gradients:      g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
                model updates:  Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
         pull   x_k <- x
 
-    Every server holds a part of the model (`parallel_sgd.parameter_server.place`). The optimizer
-    given to the learner is that of the servers where gradients are pushed, and every worker's own
-    where its model updates are. The servers' clock, by which their learning rate goes, is
-    the samples of all pushes that they have applied; a worker's own clock (`learner.samples`) is
-    how far it has come in the data, in samples of all workers.
+    Every server holds a part of the model (`parallel_sgd.parameter_server.place`). The learner's
+    optimizer runs on the servers if gradients are pushed, and on every worker if model updates are
+    pushed. The servers' clock, the basis of their learning rate, counts the samples of all applied
+    pushes. A worker's own clock (`learner.samples`) is its position in the data, in samples of all
+    workers.
 
-    Staleness is the number of times that the model has changed between a worker's pull and its
-    push: `learner.report()`. With several servers each part of a model has its own version.
+    Staleness is the number of changes of the model between a worker's pull and its push:
+    `learner.report()`. With several servers each part of the model has its own version.
 
-    A step within a period is local. At its end: one message and one answer for each server, n
-    values each way in all (a push in `gradient_bits`). `finish` waits for all workers. A period is
-    256 samples of each worker if none is given.
+    A step within a period is local. The end of a period takes a message and an answer per server,
+    in total n values each way (a push in `gradient_bits`). `finish` waits for all workers. The
+    default period is 256 samples of each worker.
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (async); Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013
@@ -109,7 +110,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         self._require_rate(work)
         placement = world.together(lambda: self.places.place(x, servers))
         bits, measured = None, None
-        begins = world.generation == 0  # else ranks have failed, and the others continue
+        begins = world.generation == 0  # else ranks have failed, and training resumes
         if begins:
             world.require_agreement({"placement": placement.servers})
         if begins and AUTO in rules.usual_bits:
@@ -121,7 +122,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         try:
             record, replay = (self.record, self.replay) if begins else (None, None)
             world.together(lambda: connection.open_order(record, replay, self._facts()))
-        except SharedError:  # of another server: the next start is to find no recording of this one
+        except SharedError:  # perhaps on another server: leave no recording to the next start
             connection.order.discard()
             raise
         state = DataParallelASGDState(
@@ -161,7 +162,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         return not self.rules.pushes_updates
 
     def _require_rate(self, work: Work) -> None:
-        """Refuse a ramp of a learning rate that the optimizer has not. Local."""
+        """Refuse a ramp of the learning rate for an optimizer without one. Local."""
         lacks = work.optimizer.optimizer.lacks_rate
         if self.ramp_up.ramp_minibatches and lacks:
             raise UserError(
@@ -173,17 +174,17 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         return [*self.rules.first_calls(), *super().first_calls(x)]
 
     def _facts(self) -> dict[str, str]:
-        """The options on which it depends what workers ask for, and when."""
+        """Return the options that determine the workers' requests and their order."""
         apart = {"servers", "role", "record", "replay"}
         return {name: repr(v) for name, v in values_of(self).items() if name not in apart}
 
     def _warm_up(self, state: DataParallelASGDState, work: Work) -> None:
-        """Have the kernels ready: the others would be far ahead of a first push that compiles."""
+        """Compile the kernels before training, so that no worker is delayed by its first push."""
         x, zeros = work.parameters, work.parameters.like().flat
         problem_with(x.flat, 32, "model")
         for bits in self.rules.possible_bits if state.bits is None else (state.bits,):
             for part in state.client.parts:
-                part.encoded(zeros, state.residual, bits)  # of which nothing is left
+                part.encoded(zeros, state.residual, bits)  # leaves a residual of 0
         if state.base is not None and array_module(x.flat) is np:
             work.optimizer.compile()
 
@@ -204,7 +205,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             finally:
                 local.lr_factor = given
         else:
-            work.optimizer(gradient, 0, total)  # only the clock: servers take the step
+            work.optimizer(gradient, 0, total)  # advances the clock only: servers take the step
         state.gathered_samples += samples
         state.period_samples += total
         state.period_steps += 1
@@ -226,8 +227,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.minibatches += minibatch is not None and minibatch.samples > 0
 
     def resume(self, state: DataParallelASGDState, work: Work) -> None:
-        """Ranks have died, and servers are formed anew: complete what this worker was in the midst
-        of. Local."""
+        """Complete the interrupted work of this worker with the new servers. Local."""
         client, models = state.client, state.next_models()
         if models:
             client.in_order(lambda: client.push_parts(Kind.PUSH_BACKUP, models))
@@ -255,10 +255,12 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         factor: float,
         clock: int,
     ) -> None:
-        """The end of a period: push, and pull.
+        """End a period: push and pull.
 
         Args:
-            clock: by which the bits of the push go.
+            gathered: [n], the summed gradients; not used for model updates.
+            factor: of the learning rate.
+            clock: determines the bits of the push.
         """
         state.exchanging = gathered, factor, clock
         client, samples, x = state.client, state.gathered_samples, work.parameters.flat
@@ -269,7 +271,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         vector = gathered
         if state.base is not None:
             vector = array_module(x).subtract(state.base, x, out=state.sent)
-        if samples and not self._is_sound(state, work, vector, bits):
+        if samples and not self._can_push(state, work, vector, bits):
             samples = 0
         state.served.discard()
         if not self.rules.pipeline:
@@ -299,18 +301,19 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         work.skipped.keep(work.samples)
         state.since, state.blocked = time.perf_counter(), client.blocked_s
 
-    def _is_sound(
+    def _can_push(
         self, state: DataParallelASGDState, work: Work, vector: Array, bits: float
     ) -> bool:
-        """Whether what is to be pushed can be. Else training ends for all, or this worker leaves
-        out the period."""
+        """Return True if `vector` can be pushed. Otherwise skip the period, or end training on all
+        ranks.
+        """
         name, skipped = "gradient" if state.base is None else "model", work.skipped
         problem = skipped.problem(problem_with(vector, self.rules.fewest(bits), name))
         if not problem:
             return True
-        leaves_out = skipped.skips and isinstance(problem, NotFinite)
+        skips = skipped.skips and isinstance(problem, NotFinite)
         ended: str | None = problem
-        if leaves_out:
+        if skips:
             begun, now = work.samples - state.period_samples, work.samples
             ended = skipped.count(problem, *self.skip(state, work), begun, now)
         elif state.base is not None:
@@ -322,9 +325,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         return False
 
     def skip(self, state: DataParallelASGDState, work: Work) -> tuple[int, int]:
-        """The period of this worker alone: it is again where it began, and what was gathered is
-        not pushed. (Servers take a push without samples in its place.) Rows of embedding tables
-        that were pushed before stay so, but in mode "sync"."""
+        """Return this worker to the start of its period, and drop the gathered gradients.
+
+        Servers receive a push without samples instead. Rows of embedding tables pushed before
+        remain changed, except in mode "sync".
+        """
         restored = work.skipped.restore(work.samples - state.period_samples, work.samples)
         if state.base is not None:
             work.parameters.flat[...] = state.base
@@ -334,7 +339,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         return state.period_steps, state.gathered_samples
 
     def _merge_arrived(self, state: DataParallelASGDState, x: Array, update: Array) -> None:
-        """Go on from the model that has arrived, and from the local steps taken meanwhile."""
+        """Continue from the arrived model and the local steps taken since the push."""
         if state.arrived is None:
             return
         if state.base is None:
@@ -347,11 +352,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.connection.finished:
             return
         if state.in_warm_start:
-            work.group.meet()  # another may be in a step yet
+            work.group.meet()  # another worker may still be in a step
             self.end_warm_start(state, work)
         if state.gathered_samples:
             gathered = work.parameters.flat if state.gathered is None else state.gathered
-            factor = self.ramp_up.factor(state.minibatches - 1)  # of the last one
+            factor = self.ramp_up.factor(state.minibatches - 1)  # of the last minibatch
             self._exchange(state, work, gathered, factor, work.samples)
         state.leave()
 

@@ -1,4 +1,4 @@
-"""What a worker of asynchronous SGD remembers, and what of it servers hold."""
+"""The state of a worker in asynchronous SGD, including the servers' state for checkpoints."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ from .ramp import Ramp
 
 @dataclass(kw_only=True)
 class DataParallelASGDState(External):
-    """
+    """The state of a worker.
+
     Attributes:
-        base: [n], of pushed model updates: the model that the local steps began from; else None.
-        gathered: [n], the summed gradients since the last push, where there are several; else None.
+        base: [n], the model before the local steps, if model updates are pushed; else None.
+        gathered: [n], the gradients summed since the last push, if there are several; else None.
         gathered_samples: of this worker since its last push.
-        period_samples, period_steps: since then, of all workers as far as this one knows.
+        period_samples, period_steps: since the last push, of all workers as far as this worker
+            knows.
         minibatches: of this worker so far: the ramp's clock.
-        residual: float32 [n], what pushes have lost; None in full precision.
-        bits: of pushes, where ``gradient_bits="auto"`` has chosen them.
-        arrived: [n], the model that a push in the background has brought, or is to bring, back;
-            None where there is none.
-        served: what the servers hold, for checkpoints.
-        work, rules, ramp, declared, distributed_after: what the algorithm works with, and its
-            options.
-        connection: to the servers; or this rank as one of them.
+        residual: float32 [n], the quantization error of pushes; None in full precision.
+        bits: of pushes, chosen by ``gradient_bits="auto"``.
+        arrived: [n], the model received or expected by a push in the background; None without such
+            a push.
+        served: the servers' state, for checkpoints.
+        work, rules, ramp, declared, distributed_after: the algorithm's work and options.
+        connection: this rank's client or server.
         tables: this worker's side of the tables.
-        measured: what bits were chosen by, unless a checkpoint has brought them.
+        measured: the measurement behind `bits`; None after loading a checkpoint.
         sending: the push under way, in the background.
-        sent, incoming: [n], what it pushes, and where the model comes in.
-        since, blocked: when this worker's last exchange ended, and how long it had been in
-            exchanges by then, in seconds.
-        table: once this worker has left, the statistics of all workers.
-        minibatch: of the step that is under way.
-        exchanging: what the exchange that is under way was called with.
-        began: whether servers go on from what the warm start has come to.
+        sent, incoming: [n], the vector of this push, and the memory for its model.
+        since, blocked: end of this worker's latest exchange, and the total time in exchanges by
+            then, in seconds.
+        table: the statistics of all workers, once this worker has left.
+        minibatch: of the step under way.
+        exchanging: arguments of the exchange under way.
+        began: True once servers have started from the result of the warm start.
     """
 
     base: Array | None = across("mean", default=None)
@@ -86,28 +87,30 @@ class DataParallelASGDState(External):
 
     @property
     def client(self) -> Client:
-        """This worker's side of the messages."""
+        """This worker's client."""
         return self.connection.client
 
     @property
     def weight(self) -> int:
-        """What this rank's model counts in a mean of the ranks' models."""
+        """Weight of this rank's model in a mean of the ranks' models."""
         return 1 if self.base is None else self.gathered_samples
 
     @property
     def in_warm_start(self) -> bool:
-        """Whether every worker still trains on the whole of each minibatch."""
+        """True while every worker trains on the whole of each minibatch."""
         return self.work.samples < self.distributed_after
 
     def start_servers(self) -> None:
-        """All begin from this model and, where servers step, this optimizer's state, which are the
-        same on all workers. Collective."""
-        self._hold_own()
+        """Start the servers from the workers' common model and optimizer state. Collective.
+
+        The optimizer's state is sent only if servers take its steps.
+        """
+        self._set_initial_state()
         self._restore_servers()
         self.began = True
 
-    def _hold_own(self) -> None:
-        """Servers hold, or are to, what worker 0 has come to without them."""
+    def _set_initial_state(self) -> None:
+        """Set the servers' state from worker 0's model and optimizer."""
         client, work = self.client, self.work
         if self.base is not None:
             self.base[...] = work.parameters.flat
@@ -115,12 +118,12 @@ class DataParallelASGDState(External):
         self.served.start_from(x, own, self.buffers, client.servers, work.comm)
 
     def bits_after(self, samples: int) -> float:
-        """Of a push after so many samples, as this worker counts them."""
+        """Return the bits of a push after `samples` samples on this worker's clock."""
         bits = self.rules.bits_after(samples) if self.bits is None else self.bits
         return cast(float, bits)
 
     def gather(self, gradient: Array) -> Array:
-        """Add to the summed gradients of a period with several minibatches; the sum so far."""
+        """Add to the summed gradients of a period with several minibatches, and return the sum."""
         if self.gathered is None:
             self.gathered = gradient.copy()
         else:
@@ -128,7 +131,9 @@ class DataParallelASGDState(External):
         return self.gathered
 
     def leave(self) -> None:
-        """Say that no push will come, wait until all workers have said so, take the last model."""
+        """Announce the last push, wait until all workers have done the same, and take the final
+        model.
+        """
         self.wait()
         x, client = self.work.parameters.flat, self.client
         self.table = client.in_order(lambda: client.leave(out=x))
@@ -145,7 +150,7 @@ class DataParallelASGDState(External):
         return counted.bytes_sent + counted.bytes_received
 
     def report(self) -> dict[str, Any] | None:
-        """This worker's statistics; those of all, once they have finished."""
+        """Return this worker's statistics, or those of all workers after `leave`."""
         if self.connection.group.serves:
             return None
         if self.table:
@@ -174,20 +179,22 @@ class DataParallelASGDState(External):
 
     @property
     def pulled(self) -> Array:
-        """[n], the newest model that this worker has pulled."""
+        """The newest model pulled by this worker, [n]."""
         if self.arrived is not None and self.client.pending_push is None:
             return self.arrived
         return self.work.parameters.flat if self.base is None else self.base
 
     @property
     def buffers(self) -> int:
-        """How many the servers' optimizer has."""
+        """Number of buffers of the servers' optimizer."""
         pushes_updates = self.rules.pushes_updates
         return 0 if pushes_updates else len(self.work.optimizer.state.buffers)
 
     def rebind(self, other: DataParallelASGDState) -> None:
-        """Take the place of the state that begins on the ranks that are left, with its work and its
-        connection, and this one's values."""
+        """Continue with the work and the connection of `other`, a new state on the remaining ranks.
+
+        The new client receives the counters of the previous client.
+        """
         if not self.connection.group.serves:
             old, new = self.client, other.client
             new.pending_push, new.statistics = old.pending_push, old.statistics
@@ -197,13 +204,17 @@ class DataParallelASGDState(External):
         self.served.discard()
 
     def set_recovery(self, recover: Callable[[], object]) -> None:
-        """See `RemoteTable.rebind`, for all tables."""
+        """Set the recovery of all tables: see `RemoteTable.rebind`."""
         serves = self.connection.group.serves
         for table in self.tables.values():
             table.rebind(None if serves else lambda: self.client, recover)
 
     def end_without_servers(self, statistics: list[WorkerStatistics] | None) -> None:
-        """The model is the final one, which others have got of servers, with all statistics."""
+        """End after a failure: this rank's final model came from a rank that has finished.
+
+        Args:
+            statistics: of all workers.
+        """
         self.table, self.arrived = statistics, None
         self.minibatch = self.exchanging = None
         if self.base is not None:
@@ -227,10 +238,10 @@ class DataParallelASGDState(External):
 
     def collect(self) -> None:
         self.wait()
-        if self.connection.finished:  # there are no servers any more
+        if self.connection.finished:  # the servers have ended
             return
         if self.in_warm_start:
-            self._hold_own()
+            self._set_initial_state()
             return
         client, x, comm = self.client, self.work.parameters.flat, self.work.comm
         client.in_order(lambda: self.served.collect(client, x, self.buffers, comm))
@@ -242,24 +253,26 @@ class DataParallelASGDState(External):
         self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.discard_prefetched()
-        if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
+        if not self.served.fits(comm):  # another number of workers: restart from the servers' model
             workers, model = self.served.reset_workers(comm)
             self.arrived = None
             if self.base is None:
                 x[...] = model
-            else:  # with what they had gone on from theirs, as far as it counts
+            else:  # keep the local updates since the last push, by their share
                 share = workers / comm.size if self.rules.merge == "sum" else 1.0
                 self.base[...] = model + share * (x - self.base)
                 x[...], self.base[...] = self.base, model
         self._restore_servers()
 
     def _restore_servers(self) -> None:
-        """Give servers what they are to hold, and go on from there."""
+        """Send the servers their state and backups."""
         client, models = self.client, self.next_models()
         client.in_order(lambda: self.served.restore(client, models, self.work.comm))
 
     def next_models(self) -> list[Array]:
-        """What this worker's next pushes are of, where servers must know."""
+        """Return the models that this worker's next pushes are based on, if servers need the
+        models.
+        """
         if not self.rules.delay_compensation:
             return []
         x = self.work.parameters.flat

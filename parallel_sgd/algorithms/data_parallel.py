@@ -1,4 +1,4 @@
-"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1/20."""
+"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1/20 bit per value."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ WARM_START = (
 
 @dataclass(kw_only=True)
 class DataParallelState:
-    """
+    """The state of data-parallel SGD.
+
     Attributes:
         exchange: of gradients.
         sent: [n], with double buffering: the gradient under way, then its sum; else None.
-        sent_samples: of all ranks, in it; 0 where none is.
+        sent_samples: samples of all ranks in `sent`; 0 if no gradient is under way.
     """
 
     exchange: ExchangeState
@@ -35,14 +36,14 @@ class DataParallelState:
 
 @options
 class DataParallelSGD(Algorithm[DataParallelState]):
-    """Each minibatch: sum the gradients of all ranks, divide by its samples, one local step.
+    """Each minibatch: sum the gradients of all ranks, divide by the samples, take a local step.
 
         g = sum_k g_k / sum_k n_k
 
-    With fewer than 32 bits the sum is quantized with error feedback, on the way to the ranks that
-    add and on the way back. With overlap a rank whose gradient is not finite still refuses it, and
-    nobody's model changes, but residuals then hold a part of that minibatch; unless minibatches are
-    left out (``not_finite="skip"``): then every step begins with a copy of the residuals.
+    Below 32 bits the sum is quantized with error feedback, both on the way to the reducing ranks
+    and on the way back. With overlap a rank still refuses a non-finite gradient, and no rank's
+    model changes, but residuals then contain a part of that minibatch. With ``not_finite="skip"``
+    every overlapped step first copies the residuals, and a skipped minibatch restores the copy.
 
     All ranks hold bit-equal parameters after every step. Extra memory at 1 bit: 4 + 4/K bytes of
     residuals and about 1 byte of buffers per parameter; 4 more with double buffering.
@@ -101,7 +102,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     def step(self, state: DataParallelState, work: Work, minibatch: Minibatch) -> None:
         if self.double_buffering:
-            self._step_with_gradient_before(state, work, minibatch)
+            self._step_double_buffered(state, work, minibatch)
             return
         gradient = work.gradient.flat
         if self.overlap:
@@ -112,7 +113,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         with work.comm.trace.span("update"):
             self._update(state, work, gradient, minibatch.total)
 
-    def _step_with_gradient_before(
+    def _step_double_buffered(
         self, state: DataParallelState, work: Work, minibatch: Minibatch
     ) -> None:
         clock = work.samples
@@ -125,7 +126,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         state.exchange.begin_sum(state.sent, "gradient exchange", clock)
 
     def finish(self, state: DataParallelState, work: Work) -> None:
-        state.exchange.drain()  # what `ready` has begun and no step has taken
+        state.exchange.drain()  # sums begun by `ready` without a step
         state.exchange.wait()
         if state.sent_samples:
             self._update(state, work, state.sent, state.sent_samples, 0)
@@ -134,7 +135,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     def _update(
         self, state: DataParallelState, work: Work, gradient: Array | None, *samples: int
     ) -> None:
-        """A local step with a sum, of which the optimizer knows how it was quantized."""
+        """Take a local step with a sum. The optimizer receives the sum's quantization."""
         local = work.optimizer.state
         local.quantized = state.exchange.quantized()
         work.optimizer(gradient, *samples)

@@ -1,4 +1,4 @@
-"""The exchange in a training state: residuals and chosen bits, and what carries them out."""
+"""The exchange as a part of a training state: residuals, chosen bits, and the exchange itself."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from ..validation import shown
 Array = Any  #: a NumPy or CuPy array
 
 LARGEST_RESIDUAL = 1e34
-"""More than what gradients that can be exchanged leave behind, on any number of ranks."""
+"""Larger than the residual of any valid gradient, on any number of ranks."""
 
 
 @dataclass(kw_only=True)
 class ExchangeState(Component):
-    """Sums vectors of one layout over all ranks, with the bits that hold after so many samples.
+    """Sums vectors of a fixed layout over all ranks, with bits by the clock.
+
+    Created by `init`.
 
     Attributes:
-        residuals: what the messages of this rank have lost; None in full precision.
-        bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
-        projections: "sums": of the last gradient whose sum has ended, until `quantized` is asked.
+        residuals: quantization errors of this rank's messages; None in full precision.
+        bits: of each bucket, by number, chosen by ``gradient_bits="auto"``.
+        projections: "sums": of the latest completed gradient sum, until `quantized` is called.
         options: of the exchange.
-        parameters: of the vectors' layout.
-        clock: how many samples all ranks have seen.
+        parameters: layout of the vectors.
+        clock: returns the number of samples seen by all ranks.
         comm: the ranks.
-        own_comm: the same for sums alone, where these may run in the background; else None.
+        own_comm: a duplicate of `comm` for sums that may run in the background; else None.
         buckets: of the vector.
-        plan: which transport the sums have, and which ranks add up first.
-        measured: what bits were chosen by, unless a checkpoint has brought them.
-        bits_change: whether they do so by samples.
-        overlaps: whether sums may begin while their vector is still being computed.
-        projecting: makes them, where the optimizer has a use for them; else None.
+        plan: transport and topology of the sums.
+        measured: the measurement behind `bits`; None after loading a checkpoint.
+        bits_change: True if bits depend on the clock.
+        overlaps: True if sums may begin during the computation of their vector.
+        projecting: computes projections for the optimizer; None if not needed.
         current, current_bits: the exchange with its buffers, and its bits.
         background: the sum under way in the background.
         overlapped: the sum under way of a vector that is still being computed.
-
-    Made by `init`.
     """
 
     residuals: Residuals | None = None
@@ -96,22 +96,22 @@ class ExchangeState(Component):
         choices: dict[str, Any] | None = None,
         name: str = "exchange",
     ) -> ExchangeState:
-        """The state before training.
+        """Return the state before training.
 
         Args:
             options: of the exchange.
-            parameters: of the vectors' layout.
-            clock: how many samples all ranks have seen.
+            parameters: layout of the vectors.
+            clock: returns the number of samples seen by all ranks.
             comm: the ranks.
-            background: whether sums may run in the background, beside other collectives.
-            overlap: whether they may begin while their vector is still being computed.
-            of_blocks: whether vectors are what blocks of local updates have changed: see
-                `auto_bits`.
-            projected_step: see `Projections`; None where the optimizer has no use for them.
-            choices: of `Work`; added to.
-            name: of the exchange, among those of its algorithm.
+            background: True if sums may run in the background, at the same time as other
+                collectives.
+            overlap: True if sums may begin during the computation of their vector.
+            of_blocks: True if vectors are the changes of blocks of local updates: see `auto_bits`.
+            projected_step: see `Projections`; None if the optimizer needs no projections.
+            choices: of `Work`; changed.
+            name: of the exchange, unique within its algorithm.
         Raises:
-            SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
+            SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not support
                 sums in the background.
 
         Collective.
@@ -169,7 +169,7 @@ class ExchangeState(Component):
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
         largest = sizes.index(max(sizes))
         codec = codecs[largest]
-        if isinstance(codec, Mixed):  # try what most values have
+        if isinstance(codec, Mixed):  # try the codec of the largest parameter
             size, name = max((parameters[name].size, name) for name in buckets[largest].names)
             codec = codec.codec_of(name, size)
         plan = choose_plan(
@@ -206,37 +206,38 @@ class ExchangeState(Component):
         Args:
             vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
         """
-        exchange = self._at_present()
+        exchange = self._present_exchange()
         self._project(exchange, vector)
         exchange.sum(vector, self.residuals)
         self._sum_projections()
 
     def _project(self, exchange: Exchange, vector: Array) -> None:
-        """A gradient that the exchange is about to sum. Local."""
+        """Begin the projections of a gradient before its sum. Local."""
         if self.projecting is not None:
             self.projecting.begin(exchange.quantized)
             self.projecting.add(vector, slice(0, vector.size))
 
     def _sum_projections(self) -> None:
-        """Collective, after a sum."""
+        """Sum the projections after a sum. Collective."""
         self.projections.clear()
         sums = None if self.projecting is None else self.projecting.sum()
         if sums is not None:
             self.projections["sums"] = sums
 
     def quantized(self) -> Quantized | None:
-        """How the last sum that has ended was quantized; projections are told once. Local."""
+        """Return the quantization of the latest sum. Projections are returned once. Local."""
         places = self.current.quantized
         return Quantized(places, self.projections.pop("sums", None)) if places else None
 
     def begin_sum(self, vector: Array, name: str, clock: int | None = None) -> None:
-        """`sum` in the background, until `wait`: nobody may touch the vector meanwhile.
+        """Start `sum` in the background. The vector must not be used until `wait`.
 
         Args:
-            name: of the sum, for whoever looks at this rank's threads.
-            clock: by which the bits go; the present one if not given.
+            vector: [n], as for `sum`.
+            name: of the sum, in lists of this rank's threads.
+            clock: determines the bits. Default: the present clock.
         """
-        exchange = self._at_present(clock)
+        exchange = self._present_exchange(clock)
         self._project(exchange, vector)
         finish_on_device(vector)
         summed = partial(exchange.sum_in_background, vector, self.residuals)
@@ -249,12 +250,19 @@ class ExchangeState(Component):
             self._sum_projections()
 
     def ready(self, name: str, vector: Array) -> None:
-        """With overlap: some of the values, a parameter's, are there; begin to sum them. Local."""
+        """With overlap: begin to sum a parameter's values, once complete. Local.
+
+        Args:
+            name: of the parameter.
+            vector: [n], its values under `name` are complete.
+        """
         self._begun_overlapped(vector).ready(name, self.fewest_bits)
 
     def finish_overlapped(self, vector: Array) -> None:
-        """With overlap: `sum` of a vector of which all values are there, and this or another rank
-        has begun. Collective."""
+        """With overlap: complete the sum of a vector. Collective.
+
+        Called once all values are complete. Any rank may have begun the sum by `ready`.
+        """
         overlapped = self._begun_overlapped(vector)
         overlapped.all_ready(32)
         overlapped.finish()
@@ -263,7 +271,7 @@ class ExchangeState(Component):
     def _begun_overlapped(self, vector: Array) -> OverlappedExchange:
         assert self.overlapped is not None
         if not self.overlapped.running:
-            exchange = self._at_present()
+            exchange = self._present_exchange()
             if self.projecting is not None:
                 self.projecting.begin(exchange.quantized)
             self.overlapped.begin(exchange, vector, self.residuals)
@@ -271,7 +279,7 @@ class ExchangeState(Component):
 
     def drain(self) -> None:
         if self.overlapped is not None:
-            exchange = self._at_present()
+            exchange = self._present_exchange()
             empty = self.parameters.like
             self.overlapped.drain(exchange, lambda: empty().flat, self.residuals, self.comm)
 
@@ -284,19 +292,19 @@ class ExchangeState(Component):
 
     @property
     def fewest_bits(self) -> float:
-        """Of any value, in an exchange now. Local."""
+        """Fewest bits of any value in an exchange at present. Local."""
         usual: Any = [*(self.bits or {}).values()] or [self.options.bits_after(self.clock())]
         fewest: float = min([*usual, *self.options.bits_of.values()])
         return fewest
 
     @property
     def bytes_sent(self) -> int:
-        self.wait()  # what is counted does not depend on how far it has come
+        self.wait()  # so that the count does not depend on timing
         projections = 0 if self.projecting is None else self.projecting.bytes_sent
         return self.current.bytes_sent + projections
 
     def values_by_bits(self) -> dict[float, int]:
-        """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
+        """Return the number of values by bits, as chosen by ``gradient_bits="auto"``."""
         values: dict[float, int] = {}
         for number, bits in (self.bits or {}).items():
             for name in self.buckets[int(number)].names:
@@ -306,8 +314,10 @@ class ExchangeState(Component):
         return dict(sorted(values.items()))
 
     def report(self) -> dict[str, Any] | None:
-        """What "auto" has chosen, and by what: the way of messages, and how many values have so
-        many bits. None on one rank."""
+        """Return the choices of "auto" and the measurement: the transport, and the values by bits.
+
+        None on a single rank.
+        """
         if self.comm.size == 1:
             return None
         report = self.plan.as_dict()
@@ -341,14 +351,14 @@ class ExchangeState(Component):
 
     def restored(self) -> None:
         self.measured = None
-        # A bucket's bits may be other ones, or its sender.
+        # A bucket's bits or sender may have changed.
         self._replace(self.options.bits_after(self.clock()))
         if self.residuals is not None:
             self.residuals.has_non_owned = True
 
     def close(self, *, failed: bool = False) -> None:
         if failed and self.overlapped is not None and self.overlapped.running:
-            return  # to its end with the program's: nobody knows who else has begun
+            return  # left to the program's exit: other ranks may not have begun the sum
         try:
             if not failed:
                 self.drain()
@@ -361,8 +371,8 @@ class ExchangeState(Component):
             if self.own_comm is not None:
                 self.own_comm.close()
 
-    def _at_present(self, clock: int | None = None) -> Exchange:
-        """The exchange; where the bits change, in place of the one before. Local."""
+    def _present_exchange(self, clock: int | None = None) -> Exchange:
+        """Return the exchange with the present bits, replaced if the bits change. Local."""
         if self.bits_change:
             bits = self.options.bits_after(self.clock() if clock is None else clock)
             if bits != self.current_bits:
@@ -370,7 +380,7 @@ class ExchangeState(Component):
         return self.current
 
     def _replace(self, bits: float | str) -> None:
-        self.wait()  # what is under way is counted by the exchange that does it
+        self.wait()  # the previous exchange counts its own bytes
         before, self.current = self.current, self._exchange(bits)
         self.current.carry_over_bytes_sent(before)
 
@@ -391,7 +401,12 @@ class ExchangeState(Component):
 
 
 class Choices:
-    """What measurements for one exchange have chosen, among all choices of an algorithm."""
+    """The choices of a single exchange, among all choices of an algorithm.
+
+    Args:
+        choices: of `Work`; changed.
+        name: of the exchange.
+    """
 
     def __init__(self, choices: dict[str, Any], name: str) -> None:
         self._choices, self._name = choices, name
@@ -407,7 +422,7 @@ class Choices:
 def _codecs(
     options: ExchangeOptions, chosen: Mapping[str, float] | None, bits: float | str, buckets: int
 ) -> list[Codec | None]:
-    """Of each bucket. Full precision needs none where nothing was ever lost."""
+    """Return the codec of each bucket. None for full precision if no bucket has residuals."""
     of_buckets = [chosen[str(i)] if chosen else cast(float, bits) for i in range(buckets)]
     lossless = options.lossless or (chosen is not None and not options.bits_of)
     return [None if b == 32 and lossless else options.codec(b) for b in of_buckets]

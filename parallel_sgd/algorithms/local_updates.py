@@ -1,14 +1,14 @@
 """Local updates with an outer optimizer: the core of model averaging, BMUF, SlowMo and DiLoCo.
 
-With Φ the model at the beginning of a block, every rank takes local steps from it to x_k on n_k
-samples of its own; at the end of the block the ranks synchronize:
+At the beginning of a block all ranks hold the model Φ. Each rank takes local steps from Φ to x_k,
+on n_k samples of its own. At the end of the block the ranks synchronize:
 
     reduce   G = sum_k n_k / N (Φ - x_k)        the pseudo-gradient, N = sum_k n_k
     outer    Φ <- outer step (Φ, G)             see `outer`
     merge    x_k <- Φ
     inner    the local optimizer's state is kept, zeroed, or averaged
 
-Between two synchronizations nothing is communicated.
+Between two synchronizations ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from .skipped import SavedOptimizer
 
 @dataclass(kw_only=True)
 class LocalUpdateState:
-    """
+    """The state of local updates.
+
     Attributes:
         exchange: of pseudo-gradients.
-        start: [n], Φ: the model that all ranks had in common at the latest synchronization.
-        momentum: [n], of the outer step; None where that has none.
+        start: [n], Φ: the model common to all ranks at the latest synchronization.
+        momentum: [n], of the outer step; None without momentum.
         sent: [n], with overlap: the pseudo-gradient under way, or this rank's part of it; else
             None.
-        sent_samples: of all ranks, in the block under way; 0 where none is.
+        sent_samples: of all ranks, in the block under way; 0 without such a block.
         block_samples: of all ranks, in the present block so far.
         own_samples: of this rank, in the present block so far.
         block_steps: minibatches in the present block so far.
-        lr, sent_lr: the learning rate of the latest local step, for a mean gradient, and of the
-            last one of the block under way; 0 where the outer step has no use for it.
-        warm: whether there has been no step yet: during a warm start all ranks train one model.
-        averaging: for inner states that are averaged.
+        lr, sent_lr: learning rate for a mean gradient, of the latest local step, and of the last
+            local step of the block under way; 0 unless the outer step divides by the rate.
+        warm: True before the first step. During a warm start all ranks train the same model.
+        averaging: exchange of averaged inner states.
     """
 
     exchange: ExchangeState
@@ -69,7 +70,7 @@ class LocalUpdateState:
 
     @property
     def weight(self) -> int:
-        """What this rank's model counts in a mean of the ranks' models."""
+        """Weight of this rank's model in a mean of the ranks' models."""
         return self.own_samples
 
 
@@ -77,26 +78,25 @@ class LocalUpdateState:
 class LocalUpdates(Algorithm[LocalUpdateState]):
     """Local steps, and an outer step at the end of every block.
 
-    The exchange has the options of every exchange, error feedback included: what `gradient_bits`
-    loses of one pseudo-gradient is sent with the next.
+    The exchange has all options of exchanges, including error feedback: the quantization error of a
+    pseudo-gradient is sent with the next.
 
-    A step in which a block ends is collective: one sum of seven integers and one exchange (a rank
+    A step at the end of a block is collective: a sum of seven integers and an exchange (a rank
     sends 2·(K-1)/K models in 32 bits), and at most 10 passes over the model, 13 with overlap. With
-    overlap the merge waits for the exchange, after a sum of its own; an inner state that is
-    averaged is exchanged then; and one that is zeroed loses what it has gathered since the block
-    ended.
+    overlap the merge waits for the exchange, after a sum of its own. An averaged inner state is
+    exchanged at the merge. A zeroed inner state loses its changes since the end of the block.
 
     Extra memory per parameter: Φ and the outer momentum, 4 bytes each (float32), the exchange's
     buffers, and with overlap 4 more. The local step allocates nothing.
 
-    Raises, from `step` and `finish` on all ranks: SharedError, where a minibatch is larger than a
-    block, a rank has left out samples of one, a model is not finite, or a rank has failed. A rank
-    that was about to synchronize then holds Φ in `parameters`.
+    Raises, from `step` and `finish` on all ranks: SharedError, if a minibatch is larger than a
+    block, a rank has missed samples of a minibatch, a model is not finite, or a rank has failed. On
+    a rank about to synchronize, `parameters` are then Φ.
     """
 
     synchronizes_every_step = False
     default_period: ClassVar[BlockPeriod] = BlockPeriod()
-    """What holds where none is given."""
+    """The period if no period option is given."""
 
     outer: OuterStep = group(Averaging)
     period: BlockPeriod = group(BlockPeriod)
@@ -176,7 +176,11 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             self._synchronize(state, work, overlap=self.overlap_samples > 0)
 
     def _require_minibatch(self, samples: int, comm: Communicator) -> None:
-        """Where ranks have died a minibatch may be longer than a block: then it is one."""
+        """Check that a minibatch is not longer than a block.
+
+        After a failure of ranks longer minibatches are allowed: such a minibatch is a block by
+        itself.
+        """
         if comm.generation == 0:
             self.period.require_minibatch(samples, comm.size)
 
@@ -218,8 +222,11 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         return {} if state.momentum is None else {"outer momentum": state.momentum}
 
     def skip(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
-        """The whole block of all ranks: `parameters` are Φ again, and the local optimizer's state
-        what it was as the block began, or zeroed where a checkpoint was loaded since."""
+        """Skip the whole block on all ranks.
+
+        `parameters` are Φ again. The local optimizer's state is restored to the beginning of the
+        block, or zeroed if a checkpoint was loaded since.
+        """
         steps, samples, clock = state.block_steps, state.block_samples, work.samples
         state.block_samples = state.own_samples = state.block_steps = 0
         if not work.skipped.restore(clock - samples, clock):
@@ -227,15 +234,15 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         return steps, samples
 
     def _synchronize(self, state: LocalUpdateState, work: Work, *, overlap: bool) -> None:
-        """The end of a block: the whole of it, or with overlap its beginning."""
+        """End a block. With overlap: only start the exchange."""
         if state.sent_samples:  # the block was shorter than the overlap
             self._merge(state, work)
         x = work.parameters.flat
-        term = state.sent if overlap else x  # which is about to become Φ
+        term = state.sent if overlap else x  # x is about to become Φ
         try:
             self._weigh(state, x, work, term)
         except SharedError:
-            x[...] = state.start  # a model again
+            x[...] = state.start  # x may hold a term of G
             raise
         samples = state.block_samples
         if overlap:
@@ -245,7 +252,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             state.exchange.sum(term)
         state.block_samples = state.own_samples = state.block_steps = 0
         if not overlap:
-            self._outer_step(state, term, samples, state.lr, work)  # and x is Φ
+            self._outer_step(state, term, samples, state.lr, work)  # x becomes Φ
         work.skipped.keep(work.samples)
 
     def _merge(self, state: LocalUpdateState, work: Work) -> None:
@@ -264,10 +271,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         body(x).mix(x, state.start, weight)
 
     def _weigh(self, state: LocalUpdateState, x: Array, work: Work, term: Array) -> None:
-        """This rank's term of G, which may be x itself: term = n_k / N * (Φ - x).
+        """Compute this rank's term of G: term = n_k / N * (Φ - x).
 
+        Args:
+            term: [n], written; may be x itself.
         Raises:
-            SharedError: on all ranks, where a model is not finite, or a rank has failed.
+            SharedError: on all ranks, if a model is not finite, or a rank has failed.
         """
         weight = self.outer.weight(state.own_samples, state.block_samples)
         out = None if term is x else term
@@ -291,7 +300,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def _outer_step(
         self, state: LocalUpdateState, gradient: Array, samples: int, lr: float, work: Work
     ) -> None:
-        """The outer step, and what becomes of the inner state."""
+        """Take the outer step, and keep, zero or average the inner state."""
         ranks, inner = work.comm.size, work.optimizer.state
         block = Block(samples, self.period.length(samples, ranks), lr, ranks)
         self.outer.step(state.start, state.momentum, gradient, block)

@@ -22,20 +22,21 @@ from .exchange_state import ExchangeState
 HostArray = npt.NDArray[Any]
 
 DEPENDENT = 16
-"""Roundings: a column of unit length of which no more than that is left, when what others span is
-subtracted, says nothing."""
+"""A unit column depends on the others if no more than this remains of it, in units of rounding."""
 
 
 @dataclass(kw_only=True)
 class PowerSGDState:
-    """
+    """The state of PowerSGD.
+
     Attributes:
-        error: [n], what this rank's gradients have lost; zero where nothing is compressed.
-        q: the Q of all matrices, which the next step begins with; None where there are none.
-        p_exchange: of the P of all matrices, and of all other parameters' gradients.
+        error: [n], the compression error of this rank's gradients; zero for uncompressed
+            parameters.
+        q: the Q of all matrices, the start of the next step; None without matrices.
+        p_exchange: of the P of all matrices, and of the gradients of uncompressed parameters.
         q_exchange: of `q`.
         errors: `error` by parameter.
-        p_sum: what `p_exchange` sums: [rank, a] by matrix, else the parameter's gradient.
+        p_sum: the vector summed by `p_exchange`: [rank, a] for a matrix, else the gradient.
         q_sum: `q` by matrix, [rank, b].
     """
 
@@ -52,31 +53,32 @@ class PowerSGDState:
 class PowerSGD(Algorithm[PowerSGDState]):
     """Each minibatch: sum the gradients of all ranks as matrices of low rank, with error feedback.
 
-    With M_k = g_k + e_k as an [a, b] matrix, the first axis of a parameter by all others:
+    With M_k = g_k + e_k as an [a, b] matrix, the first axis of a parameter by the rest:
 
         P = orthonormalize(sum_k M_k Q)       Q = sum_k M_k^T P       g = P Q^T
         e_k = M_k - P (M_k^T P)^T             x = optimizer(x, g / sum_k n_k)
 
-    The next step begins with this Q, its columns scaled; the first one with a random Q. A parameter
-    with (a + b) * rank >= a * b, such as a vector, travels as it is, and loses nothing. Where that
-    holds for all, this is `DataParallelSGD` in full precision.
+    The next step begins with this Q, its columns scaled. The first step begins with a random Q. A
+    parameter with (a + b) * rank >= a * b, such as a vector, travels uncompressed and loses
+    nothing. If this holds for all parameters, PowerSGD is `DataParallelSGD` in full precision.
 
-    All ranks hold bit-equal parameters after every step. What was applied and the ranks' e_k add up
-    to all gradients, to rounding. A column of P that depends on those before it, as where all
-    gradients are zero, is replaced by a random one, so that P stays orthonormal.
+    All ranks hold bit-equal parameters after every step. The applied gradients and the ranks' e_k
+    add up to all gradients, to rounding. A column of P that depends on the columns before it is
+    replaced by a random column, so that P stays orthonormal. This happens for example if all
+    gradients are zero.
 
-    A step is two sums over the ranks, in the parameters' precision: one of all P and what is not
-    compressed, one of all Q. With rank r and m values that are not compressed, a rank sends
-    2·(K-1)/K·(r·Σ(a + b) + m) values. A step takes 4·r multiplications a value, and about 8 passes
-    over the gradient. Extra memory: one value a parameter, and twice what is sent.
+    A step takes two sums over the ranks, in the parameters' precision: all P with the uncompressed
+    gradients, and all Q. With rank r and m uncompressed values, a rank sends 2·(K-1)/K·(r·Σ(a + b)
+    + m) values. A step takes 4·r multiplications a value, and about 8 passes over the gradient.
+    Extra memory: a value per parameter, and twice the values sent.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019, algorithms 1 and 2; any local optimizer takes the place
-    of its momentum. There e_k = M_k - P Q^T / K. The sum over the ranks, and so every g, is the
-    same; but what differs between ranks and cancels in the sum stays in that e_k for ever, and
-    grows with every step where each has other data. Ours loses it as soon as P spans it. P is
-    orthonormalized in float64, twice, and Q's columns are scaled to a largest magnitude of 1, so
-    that gradients of any size neither overflow nor vanish.
+    of the paper's momentum. The paper has e_k = M_k - P Q^T / K. The sum over the ranks, and so
+    every g, is the same. But in the paper's e_k, differences between ranks that cancel in the sum
+    remain for ever, and grow with every step if the ranks have different data. Our e_k loses these
+    differences as soon as P spans them. P is orthonormalized in float64, twice, and Q's columns are
+    scaled to a largest magnitude of 1, so that gradients of any size neither overflow nor vanish.
     """
 
     rank: int = option(
@@ -163,17 +165,17 @@ class PowerSGD(Algorithm[PowerSGDState]):
 
 
 def as_matrix(array: Array) -> Array:
-    """Its first axis by all others: a view."""
+    """Return a view as a matrix: the first axis by the rest."""
     return array.reshape(len(array), -1)
 
 
 def flat(array: Array) -> Array:
-    """A view of one axis."""
+    """Return a view with a single axis."""
     return array.reshape(-1)
 
 
 def scale(q: Array) -> None:
-    """Divide each row of q [rank, b] that is not zero by its largest magnitude, in place."""
+    """Divide each nonzero row of q [rank, b] by its largest magnitude, in place."""
     xp = array_module(q)
     largest = xp.abs(q).max(axis=1, keepdims=True)
     q /= xp.where(largest > 0, largest, 1)
@@ -182,10 +184,15 @@ def scale(q: Array) -> None:
 def orthonormalize(p: Array, *seed: int) -> None:
     """Make the rows of p [rank, a], rank < a, orthonormal in place.
 
-    A row that depends on those before it becomes a random one.
+    A row that depends on earlier rows is replaced by a random row.
 
-    Gram-Schmidt, twice. In NumPy, also for a GPU's array, and by sums and products of single values
-    only: a library's decomposition rounds otherwise on other machines, and ranks must not differ.
+    Gram-Schmidt, twice. Computed in NumPy, also for a GPU's array, and only by sums and products of
+    single values: a library's decomposition rounds differently on different machines, and all ranks
+    need the same bits.
+
+    Args:
+        p: changed.
+        seed: of the random rows.
     """
     xp = array_module(p)
     rows = (p if xp is np else p.get()).astype(np.float64)
@@ -198,18 +205,19 @@ def orthonormalize(p: Array, *seed: int) -> None:
     p[...] = xp.asarray(rows.astype(p.dtype))
 
 
-def _made_orthonormal(row: HostArray, others: HostArray, smallest: float) -> bool:
-    """Whether what is left of a row [a], beside others [i, a], is enough for a unit vector: then
-    `row` is that."""
+def _made_orthonormal(row: HostArray, rows: HostArray, smallest: float) -> bool:
+    """Orthonormalize a row [a] against the rows [i, a], in place. Return False if the row depends
+    on them.
+    """
     largest = float(np.abs(row).max())
     if not 0 < largest < math.inf:
         return False
     row /= largest  # the squares neither overflow nor vanish
     product = row * row
     row /= math.sqrt(float(product.sum()))
-    for other in (*others, *others):
-        np.multiply(other, row, out=product)
-        np.multiply(other, product.sum(), out=product)
+    for earlier in (*rows, *rows):
+        np.multiply(earlier, row, out=product)
+        np.multiply(earlier, product.sum(), out=product)
         row -= product
     left = math.sqrt(float(np.multiply(row, row, out=product).sum()))
     if left <= smallest:
@@ -219,5 +227,5 @@ def _made_orthonormal(row: HostArray, others: HostArray, smallest: float) -> boo
 
 
 def random(shape: tuple[int, ...], *seed: int) -> HostArray:
-    """Values between -1 and 1 that have the same bits on every machine."""
+    """Return values between -1 and 1, with the same bits on every machine."""
     return np.random.default_rng(seed).uniform(-1, 1, shape)

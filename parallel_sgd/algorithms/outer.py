@@ -1,7 +1,7 @@
-"""The outer steps of local updates: how the model that all ranks have in common moves on.
+"""Outer steps of local updates: how the common model moves at the end of a block.
 
-With Φ the common model [n] and G the pseudo-gradient of a block (what the ranks' local steps have
-subtracted from Φ, averaged), an outer step changes Φ, and a momentum [n] of its own.
+Φ is the common model [n]. G is the pseudo-gradient of a block: the sum of the ranks' local steps,
+subtracted from Φ and averaged. An outer step changes Φ, and a momentum [n] of its own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Array = Any  #: a NumPy or CuPy array
 InnerState = Literal["keep", "zero", "average"]
 
 SMALLEST_LR = 1e-30
-"""Of SlowMo: below it G / lr could overflow float32, and the limit of 0 is taken."""
+"""SlowMo takes smaller learning rates as 0, because G / lr could overflow float32."""
 
 
 class Block(NamedTuple):
-    """What an outer step can know of a block.
+    """The facts of a block for its outer step.
 
     Attributes:
-        samples: of all ranks, in it.
-        length: the same as its period counts them: of all ranks, or of each.
+        samples: of all ranks in the block.
+        length: the samples as the period counts them: of all ranks, or of each rank.
         lr: the local optimizer's learning rate in its last step, for the mean gradient of as many
             samples as a rank has on average; 0 unless the outer step `divides_by_rate`.
-        ranks: how many there are.
+        ranks: number of ranks.
     """
 
     samples: int
@@ -40,10 +40,10 @@ class Block(NamedTuple):
 
 
 class OuterStep(Options, ABC):
-    """One outer step, with its options: `init` and `step`.
+    """An outer step with its options: `init` and `step`.
 
     Attributes:
-        divides_by_rate: whether it needs `Block.lr`.
+        divides_by_rate: True if `step` uses `Block.lr`.
     """
 
     divides_by_rate: ClassVar[bool] = False
@@ -51,29 +51,34 @@ class OuterStep(Options, ABC):
     @property
     @abstractmethod
     def inner_state(self) -> InnerState:
-        """What becomes of the local optimizer's state at the end of a block."""
+        """Treatment of the local optimizer's state at the end of a block: keep, zero or average."""
 
     def init(self, model: Parameters) -> Array | None:
-        """The momentum before the first block: zeros [n], or None where there is none. Local."""
+        """Return the momentum before the first block: zeros [n], or None. Local."""
         return model.like().flat
 
     @abstractmethod
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
-        """Change Φ [n] and the momentum [n] by G [n], and leave the new Φ in G's place too.
+        """Change Φ [n] and the momentum [n] by G [n], and write the new Φ to G's memory too.
 
         Local. Cost: one pass over memory.
         """
 
     def weight(self, own_samples: int, samples: int) -> float:
-        """What the model of a rank with so many of a block's samples counts in G. Local."""
+        """Return the weight of this rank's model in G. Local.
+
+        Args:
+            own_samples: of this rank in the block.
+            samples: of all ranks in the block.
+        """
         return own_samples / samples
 
 
 @options
 class OuterStepWithInnerState(OuterStep):
-    """One that leaves it to the user what becomes of the local optimizer's state.
+    """An outer step with an option for the local optimizer's state.
 
-    A rank without samples so far takes part in the average by zeros, and goes on with it.
+    A rank without samples so far contributes zeros to the average, and receives the average.
     """
 
     inner_state: InnerState = option(
@@ -86,7 +91,8 @@ class OuterStepWithInnerState(OuterStep):
 
 @options
 class Averaging(OuterStepWithInnerState):
-    """Φ ← Φ - G, the mean of the ranks' models by their samples: sum_k n_k x_k / N.
+    """Model averaging: Φ ← Φ - G, the mean of the ranks' models by their samples, sum_k n_k x_k /
+    N.
 
     A constant G moves the model by G a block.
     """
@@ -100,14 +106,16 @@ class Averaging(OuterStepWithInnerState):
 
 @options
 class BlockMomentum(OuterStep):
-    """Δ ← block_momentum Δ + block_learning_rate G, then, in Nesterov's form (the default),
+    """Blockwise model-update filtering: Δ ← block_momentum Δ + block_learning_rate G.
+
+    Then, in Nesterov's form (the default),
 
         Φ ← Φ - (block_learning_rate G + block_momentum Δ)
 
     or, in the classical form, Φ ← Φ - Δ.
 
     A constant G moves the model by block_learning_rate / (1 - block_momentum) G a block, in both
-    forms: with the defaults by K G on K ranks, as if the ranks' updates were added up. Compare
+    forms. With the defaults this is K G on K ranks, as if the ranks' updates were added. Compare
     algorithms at equal gain, or tune each.
 
     Source: Chen, Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training
@@ -144,7 +152,7 @@ class BlockMomentum(OuterStep):
         return "zero" if self.reset_sgd_momentum else "keep"
 
     def momentum_after(self, block: Block) -> float:
-        """The block momentum after such a block."""
+        """Return the block momentum after a block."""
         tau = self.block_momentum_as_time_constant
         if tau is not None:
             return math.exp(-block.length / tau) if tau > 0 else 0.0
@@ -158,20 +166,20 @@ class BlockMomentum(OuterStep):
 
 @options
 class CNTKBlockMomentum(BlockMomentum):
-    """Block momentum as CNTK computes it, to reproduce what was trained with CNTK:
+    """Block momentum as CNTK computes it, to reproduce training by CNTK:
 
         Δ ← block_momentum Δ + (1 - block_momentum) block_learning_rate sum_k (Φ - x_k)
         Φ ← Φ - (1 + block_momentum) Δ       or, without Nesterov, Φ - Δ
 
-    The ranks' updates are added, not averaged, and do not count samples. At block_momentum =
-    1 - 1/K and even data the first line is the paper's. The second is no Nesterov momentum: it is
-    the classical form with a learning rate 1 + block_momentum times as large. A constant mean
+    The ranks' updates are added, not averaged, without weights by samples. At block_momentum = 1 -
+    1/K and even data the first line equals the paper's. The second line is no Nesterov momentum,
+    but the classical form with a learning rate 1 + block_momentum times as large. A constant mean
     update G moves the model by (1 + block_momentum) block_learning_rate K G a block.
 
-    Source: Microsoft CNTK 2.7, BlockMomentumDistributedLearner.h. Unlike there, the momentum of a
-    time constant comes from the samples that all ranks have had in the block, not from the length
-    that it should have: the same wherever minibatches fill blocks exactly. CNTK's options are of
-    all ranks, both, and it divides both by their number.
+    Source: Microsoft CNTK 2.7, BlockMomentumDistributedLearner.h. Unlike CNTK, the momentum of a
+    time constant comes from the actual samples of all ranks in the block, not from the block's
+    nominal length. Both are the same if minibatches fill blocks exactly. CNTK's options count the
+    samples of all ranks, and CNTK divides both by the number of ranks.
     """
 
     def weight(self, own_samples: int, samples: int) -> float:
@@ -185,14 +193,16 @@ class CNTKBlockMomentum(BlockMomentum):
 
 @options
 class SlowMomentum(OuterStepWithInnerState):
-    """u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u, with lr the local optimizer's
-    learning rate in the block (in its last step, where it changes within). It is the rate for a
-    mean gradient, times a session's factor on it; of a rate per sample, that times N / K.
+    """Slow momentum: u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u
 
-    While lr is constant this is classical block momentum; when lr falls, what the momentum
-    remembers falls with it. At lr = 0 the limit holds: Φ moves by slow_learning_rate G, and u
-    remembers nothing of this block. A constant G moves the model by
-    slow_learning_rate / (1 - slow_momentum) G a block.
+    lr is the local optimizer's learning rate in the block (of its last step, if the rate changes
+    within the block). The rate is for a mean gradient, times a session's factor; a rate per sample
+    is multiplied by N / K too.
+
+    While lr is constant this is classical block momentum. When lr falls, the momentum's memory
+    falls in proportion. At lr = 0 the limit holds: Φ moves by slow_learning_rate G, and u remembers
+    nothing of this block. A constant G moves the model by slow_learning_rate / (1 - slow_momentum)
+    G a block.
 
     Source: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD
     with Slow Momentum", ICLR 2020, algorithm 1.
@@ -216,7 +226,8 @@ class SlowMomentum(OuterStepWithInnerState):
 
 @options
 class OuterNesterov(OuterStepWithInnerState):
-    """m ← outer_momentum m + G;  Φ ← Φ - outer_learning_rate (G + outer_momentum m)
+    """Nesterov momentum: m ← outer_momentum m + G;  Φ ← Φ - outer_learning_rate (G + outer_momentum
+    m)
 
     A constant G moves the model by outer_learning_rate / (1 - outer_momentum) G a block.
 

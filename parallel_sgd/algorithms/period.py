@@ -1,4 +1,4 @@
-"""When ranks that go by themselves for a while synchronize."""
+"""Periods between two synchronizations of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..options import Options, Whole, option, options, values_of
 
 @options
 class Period(Options):
-    """How long a rank goes by itself. It ends with the minibatch that fills it."""
+    """The length of a period of local training. A period ends with the minibatch that fills it."""
 
     sync_period: int | None = option(
         None, Whole(1), "samples of each rank in a period (on average, where they are uneven)"
@@ -21,15 +21,17 @@ class Period(Options):
 
     @property
     def given(self) -> bool:
-        """Whether any length is."""
+        """True if any length is given."""
         return any(values_of(self).values())
 
     def samples_on(self, ranks: int) -> int | None:
-        """Samples of all ranks in a period; None where it is counted in minibatches."""
+        """Return the samples of all ranks in a period, or None if the period counts minibatches."""
         return None if self.sync_period is None else self.sync_period * ranks
 
     def ends(self, steps: int, samples: int, ranks: int) -> bool:
-        """Whether a period ends with so many minibatches, and samples of all ranks."""
+        """Return True if a period ends after `steps` minibatches with `samples` samples of all
+        ranks.
+        """
         size = self.samples_on(ranks)
         if size is not None:
             return samples >= size
@@ -39,7 +41,7 @@ class Period(Options):
 
 @options
 class BlockPeriod(Period):
-    """The length of a block of local steps. At most one of the three is given."""
+    """The length of a block of local steps. At most one of the three options is given."""
 
     block_samples: int | None = option(None, Whole(1), "samples of all ranks in a block")
 
@@ -49,14 +51,14 @@ class BlockPeriod(Period):
         return None if self.sync_period is None else self.sync_period * ranks
 
     def length(self, samples: int, ranks: int) -> float:
-        """So many samples of all ranks as this period counts them."""
+        """Convert samples of all ranks to the samples this period counts."""
         return samples / ranks if self.sync_period is not None else samples
 
     def require_sample_of_each(self, ranks: int) -> None:
-        """See that every rank can have a sample in a block. Local.
+        """Check that every rank can have a sample in a block. Local.
 
         Raises:
-            SharedError: it cannot; alike on all ranks.
+            SharedError: a block is too short. The same on all ranks.
         """
         if self.block_samples is not None and self.block_samples < ranks:
             raise SharedError(
@@ -65,10 +67,11 @@ class BlockPeriod(Period):
             )
 
     def require_minibatch(self, samples: int, ranks: int) -> None:
-        """See that a minibatch of so many samples of all ranks is no longer than a block. Local.
+        """Check that a minibatch of `samples` samples of all ranks is not longer than a block.
+        Local.
 
         Raises:
-            SharedError: it is; alike on all ranks.
+            SharedError: the minibatch is longer. The same on all ranks.
         """
         size = self.samples_on(ranks)
         if size is None or samples <= size:

@@ -1,4 +1,4 @@
-"""Local updates by their names: each is an outer step, and the length of its paper's blocks."""
+"""Named local updates: each is an outer step with the block length of its paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .period import BlockPeriod
 class ModelAveragingSGD(LocalUpdates):
     """Model averaging: every block ends with the mean of the ranks' models (`Averaging`).
 
-    A block is 40,000 samples of each rank if none is given.
+    The default block is 40,000 samples of each rank.
 
     Source: McDonald, Hall, Mann, "Distributed Training Strategies for the Structured Perceptron",
     NAACL 2010; Microsoft CNTK's ModelAveragingSGD, whose mean does not count samples.
@@ -33,9 +33,9 @@ class ModelAveragingSGD(LocalUpdates):
 class BlockMomentumSGD(LocalUpdates):
     """Blockwise model-update filtering, BMUF: momentum over pseudo-gradients (`BlockMomentum`).
 
-    A block is 120,000 samples of each rank if none is given. Blocks of signs (``code="sign"``) do
-    not go with a block momentum near 1: what error feedback delays the momentum multiplies, and
-    from 0.8 on training may become unstable. 4 bits were as good as 32 wherever we measured
+    The default block is 120,000 samples of each rank. Blocks of signs (``code="sign"``) do not go
+    with a block momentum near 1: the momentum multiplies the delay of error feedback, and from 0.8
+    on training may become unstable. 4 bits were as good as 32 wherever we measured
     (docs/experiments.md).
     """
 
@@ -45,8 +45,10 @@ class BlockMomentumSGD(LocalUpdates):
 
 @options
 class CNTKBlockMomentumSGD(LocalUpdates):
-    """Block momentum as CNTK computes it (`CNTKBlockMomentum`), to reproduce what was trained with
-    CNTK. A block is 120,000 samples of each rank if none is given."""
+    """Block momentum as CNTK computes it (`CNTKBlockMomentum`), to reproduce training by CNTK.
+
+    The default block is 120,000 samples of each rank.
+    """
 
     default_period = BlockPeriod(sync_period=120_000)
     outer: OuterStep = group(CNTKBlockMomentum)
@@ -56,7 +58,7 @@ class CNTKBlockMomentumSGD(LocalUpdates):
 class SlowMo(LocalUpdates):
     """Slow momentum over pseudo-gradients in units of the local learning rate (`SlowMomentum`).
 
-    A block is 48 minibatches if none is given, as in the paper's ImageNet runs.
+    The default block is 48 minibatches, as in the paper's ImageNet runs.
     """
 
     default_period = BlockPeriod(sync_steps=48)
@@ -67,9 +69,9 @@ class SlowMo(LocalUpdates):
 class DiLoCo(LocalUpdates):
     """Long blocks of local Adam, and Nesterov momentum over pseudo-gradients (`OuterNesterov`).
 
-    The local optimizer is meant to be Adam with weight decay (`psgd.Adam`), each rank's own. A
-    block is 500 minibatches if none is given. `overlap_samples` and `merge_weight` are those of
-    Streaming DiLoCo: Douillard et al., 2025, section 2.3.
+    The intended local optimizer is Adam with weight decay (`psgd.Adam`), separate on each rank. The
+    default block is 500 minibatches. `overlap_samples` and `merge_weight` are those of Streaming
+    DiLoCo: Douillard et al., 2025, section 2.3.
     """
 
     default_period = BlockPeriod(sync_steps=500)

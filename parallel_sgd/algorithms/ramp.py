@@ -1,4 +1,4 @@
-"""A learning rate that is raised by a worker's own minibatches."""
+"""A ramp of the learning rate over a worker's minibatches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..options import Choice, Options, Real, Whole, option, options
 
 @options
 class Ramp(Options):
-    """The factor on the learning rate after s minibatches of a worker, of at most 1.
+    """The factor of the learning rate after s minibatches of a worker, at most 1.
 
         staircase   a (⌊s / m⌋ + 1)
         linear      a + (1 - a) s / m           a = ramp_coefficient, m = ramp_minibatches
@@ -39,7 +39,7 @@ class Ramp(Options):
             self.require_use(name, self.ramp_minibatches > 0, "ramp_minibatches")
 
     def factor(self, minibatches: int) -> float:
-        """Of the learning rate, after so many minibatches of a worker."""
+        """Return the factor of the learning rate after a number of minibatches of a worker."""
         a, m = self.ramp_coefficient, self.ramp_minibatches
         if m == 0:
             return 1.0

@@ -1,4 +1,4 @@
-"""What is left out of training since its numbers are not finite: how, and how often."""
+"""Skipping of minibatches, blocks and pushes with non-finite values."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from ..errors import NotFinite
 from ..optimizers import OptimizerState
 from ..state import Cause, StateReplaced
 
-MOST = 10  #: times in a row
+MOST = 10  #: skips in a row
 
 
 class Restorable(Protocol):
-    """Something that a minibatch changes before anybody knows whether its numbers are finite."""
+    """Data that a minibatch changes before its values are known to be finite."""
 
     def take(self) -> None:
-        """Keep what it is now. Local."""
+        """Save the present data. Local."""
 
     def restore(self) -> None:
-        """Make it what was kept. Local."""
+        """Restore the saved data. Local."""
 
 
 class Skipped:
-    """Leaves out what is not finite, or does not, and counts.
+    """The policy for non-finite values: skip or end training. Counts the skips.
 
-    Ranks that synchronize in every step leave out a minibatch, all together, before it has changed
-    anything. Ranks that go by themselves for a while find out when they synchronize: all go back to
-    where they began. A worker of parameter servers leaves out its own push.
+    Ranks that synchronize in every step skip a minibatch together, before any change. Ranks with
+    local periods find non-finite values at the next synchronization, and all return to the start of
+    the period. A worker of parameter servers skips its own push.
 
     Attributes:
-        skips: whether it is left out; else it ends training.
-        most, option: times in a row, after which training ends; and the option that says so.
-        kept: what is put back, by name.
-        minibatches, samples: that were left out so far: of all ranks, or of this worker.
-        in_a_row: times since the numbers were finite.
-        latest: why, at the latest time.
+        skips: True to skip; False to end training.
+        most, option: number of skips in a row before training ends, and the option's name.
+        kept: data to restore, by name.
+        minibatches, samples: skipped so far: of all ranks, or of this worker.
+        in_a_row: number of skips since the latest finite values.
+        latest: reason of the latest skip.
 
-    Local: where ranks leave out together they count alike.
+    Local. Ranks that skip together count the same.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,14 @@ class Skipped:
         self.minibatches = self.samples = self.in_a_row = 0
         self.latest = ""
         self._problem: str | None = None
-        self._kept_at = self._ended_at = -1  # on the clock; the latter, what was left out last
+        # Clocks: of the saved data, and of the end of the latest skip.
+        self._kept_at = self._ended_at = -1
 
     def state_replaced(self, event: StateReplaced) -> None:
-        """Put back nothing of another run, of other ranks, or of later than the new state. Local.
+        """Discard saved data of other ranks, of a different run, or of later than the new state.
 
-        After a snapshot of this run was restored, what was kept before it, as the present block
-        began, is still good.
+        After a snapshot of this run was restored, data saved at the start of the present block
+        remain valid. Local.
         """
         self._problem = None
         latest = event.clock if event.cause is Cause.RESTORED else -1
@@ -62,25 +63,31 @@ class Skipped:
             self.keep(event.clock)
 
     def add_problem(self, problem: str) -> None:
-        """Something else than the gradient of this rank's minibatch is not finite."""
+        """Report a non-finite value outside this rank's gradient."""
         self._problem = NotFinite(problem)
 
     def check_loss(self, loss: float) -> None:
-        """Look at the loss of this rank's minibatch, before the ranks agree on it."""
+        """Check the loss of this rank's minibatch, before the ranks agree on the minibatch."""
         if not math.isfinite(loss):
             self.add_problem(f"the loss is not finite: it is {loss}")
 
     def problem(self, own: str | None) -> str | None:
-        """Why a minibatch, a block or a push cannot be trained on, asked once for each: the problem
-        with its numbers, or with a loss since the last time."""
-        told, self._problem = self._problem, None
-        return own or told
+        """Return why a minibatch, a block or a push cannot be trained on, or None.
 
-    def keep(self, clock: int) -> None:
-        """Keep what a minibatch may change, where it can be gone back to.
+        Called once for each.
 
         Args:
-            clock: samples so far. Nothing happens where that has been kept.
+            own: problem of the values themselves. Takes precedence over a reported problem, such as
+                a loss.
+        """
+        reported, self._problem = self._problem, None
+        return own or reported
+
+    def keep(self, clock: int) -> None:
+        """Save the data that the next minibatches may change, if skipping is on.
+
+        Args:
+            clock: samples so far. Data already saved at this clock are not saved again.
         """
         if self.skips and clock != self._kept_at:
             self._kept_at = clock
@@ -88,11 +95,14 @@ class Skipped:
                 kept.take()
 
     def restore(self, begun: int, now: int) -> bool:
-        """Make what was kept since the clock had `begun` what it is `now`.
+        """Restore the data saved between the clocks `begun` and `now`.
 
+        Args:
+            begun, now: clock at the start of the skipped period, and at present.
         Returns:
-            Whether it was kept just then. Else it is of the midst of a block, as a state was loaded
-            there, or nothing: an optimizer's state may not be finite.
+            True if the data were saved at `begun` exactly. Otherwise nothing was restored, or a
+                state was loaded within the period and its data were restored: an optimizer's state
+                may then not be finite.
         """
         if not begun <= self._kept_at <= now:
             return False
@@ -105,16 +115,16 @@ class Skipped:
     def count(
         self, problem: str, minibatches: int, samples: int, begun: int, now: int
     ) -> str | None:
-        """Count what was left out.
+        """Count a skip.
 
         Args:
-            problem: why, in one line.
-            minibatches, samples: how many.
-            begun, now: on the clock.
+            problem: the reason, in a line.
+            minibatches, samples: number skipped.
+            begun, now: clock at the start of the skipped period, and at present.
         Returns:
-            Why training ends, in one line, where it was left out too often in a row.
+            The reason to end training, in a line, after too many skips in a row; else None.
         """
-        in_a_row = begun == self._ended_at  # nothing was trained on between the two
+        in_a_row = begun == self._ended_at  # no training since the latest skip
         self.in_a_row = self.in_a_row + 1 if in_a_row else 1
         self._ended_at, self.latest = now, problem
         self.minibatches += minibatches
@@ -127,22 +137,22 @@ class Skipped:
         )
 
     def is_latest(self, clock: int) -> bool:
-        """Whether the minibatch that has led to this clock was left out."""
+        """Return True if the minibatch that ended at `clock` was skipped."""
         return clock == self._ended_at
 
     def report(self) -> dict[str, Any]:
-        """As JSON can hold it; nothing where nothing was left out."""
+        """Return the counts as JSON values; empty without skips."""
         if not self.minibatches:
             return {}
-        told = {"minibatches": self.minibatches, "samples": self.samples, "latest": self.latest}
-        return {"skipped": told}
+        counts = {"minibatches": self.minibatches, "samples": self.samples, "latest": self.latest}
+        return {"skipped": counts}
 
 
 class SavedOptimizer:
-    """The state of a local optimizer, but for its clock. Memory: a copy of its vectors.
+    """A copy of a local optimizer's state, except for its clock. Memory: a copy of the vectors.
 
     Args:
-        state: at work.
+        state: of the optimizer in use.
     """
 
     def __init__(self, state: OptimizerState) -> None:

@@ -87,7 +87,7 @@ LEFT_OUT_MUTATIONS = [
     Mutation(
         "a push of what is not finite",
         DataParallelASGD,
-        "_is_sound",
+        "_can_push",
         pushes_everything,
         ["left out, push"],
     ),

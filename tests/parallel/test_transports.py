@@ -178,7 +178,7 @@ def test_non_owned_residuals_outlive_a_change_of_bits(comm):
     learner.samples = 18
     exchange.restored()
     learner.samples = 20
-    assert exchange._at_present().codecs[0].bits == 2
+    assert exchange._present_exchange().codecs[0].bits == 2
     assert exchange.residuals.has_non_owned
     exchange.sum(learner.parameters.flat)
     assert not exchange.residuals.has_non_owned
