@@ -106,5 +106,5 @@ class GatheredRows:
         ids, pushed_by = ids[mine], contents["gathered_workers"][mine]
         gradient = contents["gathered_gradient"][mine]
         for worker in np.unique(pushed_by).tolist():
-            its = np.flatnonzero(pushed_by == worker)
-            self.add(worker % workers, ids[its], gradient[its])
+            indices = np.flatnonzero(pushed_by == worker)
+            self.add(worker % workers, ids[indices], gradient[indices])

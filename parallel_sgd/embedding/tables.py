@@ -174,9 +174,9 @@ class ServedTables:
         gathered = [GatheredRows(table.width) for table in self.options]
         for contents in contents_of(self.options, folder):
             for table, waiting, arrays in zip(tables, gathered, contents, strict=True):
-                own = {name: array.whole() for name, array in arrays.items()}
-                table.add(own, self._holds)
-                waiting.load(own, self._holds, self._workers)
+                saved = {name: array.whole() for name, array in arrays.items()}
+                table.add(saved, self._holds)
+                waiting.load(saved, self._holds, self._workers)
         self._tables, self._gathered = tables, gathered
 
     def _holds(self, ids: Array) -> Array:

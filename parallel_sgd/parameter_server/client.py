@@ -119,14 +119,14 @@ class Client(Conversation):
         self.samples = 0  #: seen by all workers, by the servers' latest answer
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
-        self.fault_tolerant = False  #: whether `pending_push` is kept
+        self.fault_tolerant = False  #: True to keep `pending_push`
         self.pending_push: PendingPush | None = None  #: the push under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
         """Run `work` in the background thread. Later requests wait for the result."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "to servers")
-        begun = self._thread.submit(self._alone, work)
+        begun = self._thread.submit(self._locked, work)
         self._begun = begun
         return begun
 
@@ -138,13 +138,13 @@ class Client(Conversation):
         begin = time.perf_counter()
         try:
             if self._begun is not None:
-                self._begun.exception()  # raised by whoever takes the result
-            return self._alone(work)
+                self._begun.exception()  # raised by its `result()`
+            return self._locked(work)
         finally:
             if threading.get_ident() == self._owner:  # not in the background
                 self.blocked_s += time.perf_counter() - begin
 
-    def _alone(self, work: Callable[[], Result]) -> Result:
+    def _locked(self, work: Callable[[], Result]) -> Result:
         with self._asking:
             return work()
 
@@ -324,10 +324,10 @@ class Client(Conversation):
         self, kind: Kind, vectors: Sequence[Array], counters: Sequence[HostArray] = ()
     ) -> None:
         """Send each server its parts of the vectors [n], and its entry of `counters`, if given."""
-        here = [on_host(vector) for vector in vectors]
+        on_cpu = [on_host(vector) for vector in vectors]
         asks = []
         for server, part in enumerate(self.parts):
-            arrays = [*map(part.cut, here), *counters[server : server + 1]]
+            arrays = [*map(part.cut, on_cpu), *counters[server : server + 1]]
             body = np.concatenate([as_bytes(array) for array in arrays])
             asks.append(Ask(server, Message(kind=kind, body=body.nbytes), body))
         self.ask(asks)

@@ -122,8 +122,8 @@ class Conversation:
                 text = f"the server on rank {rank} has sent what is no answer: {message}"
                 answers.append(Answer(Message(kind=Kind.REFUSED), from_text(text)))
                 continue
-            own = not sound or ask.into is None
-            body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
+            separate = not sound or ask.into is None
+            body = np.empty(message.body, np.uint8) if separate else cast(HostArray, ask.into)
             self.statistics.bytes_received += message.body * self._counts(ask)
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))

@@ -52,8 +52,8 @@ class Part:
         self._on_host = array_module(flat) is np
         ends = list(accumulate(stop - start for start, stop in runs))
         self._ends = ends
-        self.values = values = ends[-1] if ends else 0  #: in the part
-        self.bytes = values * parameters.dtype.itemsize  #: in full precision
+        self.values = values = ends[-1] if ends else 0  #: number of values in the part
+        self.bytes = values * parameters.dtype.itemsize  #: of the part in full precision
         whole = len(self._runs) == 1
         self._cut = None if whole else empty_like(flat, values)
         self._cut_residual = empty_like(flat, values) if codec and not whole else None

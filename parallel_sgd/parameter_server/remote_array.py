@@ -129,9 +129,9 @@ class RemoteArray:
     def _given(self, what: str, values: Any, rows: RowNumbers | None) -> tuple[Numbers, Rows]:
         """Return the numbers of rows, or blocks, and their values, float32 [m, width]."""
         numbers, shape = self._numbers(rows)
-        own = isinstance(values, np.ndarray)
-        if not own or values.shape != shape or values.dtype != np.float32:
-            is_ = f"{values.dtype} {list(values.shape)}" if own else kind_of(values)
+        is_array = isinstance(values, np.ndarray)
+        if not is_array or values.shape != shape or values.dtype != np.float32:
+            is_ = f"{values.dtype} {list(values.shape)}" if is_array else kind_of(values)
             raise UserError(
                 f"{what} for table {self.options.name!r} must be a NumPy array of float32 "
                 f"{list(shape)}: it is {is_}"

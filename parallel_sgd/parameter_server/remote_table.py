@@ -72,8 +72,8 @@ class RemoteTable:
         self._kernels, self._synchronous = row_kernels(), synchronous
         self.skipped: SkipsNonFinite | None = None
         self._recover: Callable[[], object] | None = None
-        self._wanted: Ids | None = None
-        self._coming: tuple[Ids, Future[Rows]] | None = None
+        self._to_prefetch: Ids | None = None
+        self._prefetching: tuple[Ids, Future[Rows]] | None = None
 
     @property
     def width(self) -> int:
@@ -91,7 +91,7 @@ class RemoteTable:
     def _ask(self, work: Callable[[Client], Result]) -> Result:
         """Run a request, and repeat the request after each failure of ranks."""
         while True:
-            client = self._asked()
+            client = self._required_client()
             try:
                 return client.in_order(partial(work, client))
             except Exception as error:
@@ -110,9 +110,9 @@ class RemoteTable:
         Raises:
             UserError: the ids are not int64.
         """
-        flat, self._wanted = self._checked(ids), None
-        coming, self._coming = self._coming, None
-        self._asked()
+        flat, self._to_prefetch = self._flat_ids(ids), None
+        coming, self._prefetching = self._prefetching, None
+        self._required_client()
         if coming is not None and not is_rank_failure(coming[1].exception()):
             rows = coming[1].result()
             if np.array_equal(coming[0], flat):
@@ -128,9 +128,9 @@ class RemoteTable:
         Args:
             ids: as for `rows`; copied.
         """
-        flat, client = self._checked(ids).copy(), self._asked()
+        flat, client = self._flat_ids(ids).copy(), self._required_client()
         if self._synchronous:
-            self._wanted = flat
+            self._to_prefetch = flat
         else:
             self._begin_to_pull(client, flat)
 
@@ -139,16 +139,16 @@ class RemoteTable:
         rows.
         """
         if self._synchronous:
-            wanted, self._wanted, self._coming = self._wanted, None, None
-            if wanted is not None:
-                self._begin_to_pull(self._asked(), wanted)
+            ids, self._to_prefetch, self._prefetching = self._to_prefetch, None, None
+            if ids is not None:
+                self._begin_to_pull(self._required_client(), ids)
 
     def _begin_to_pull(self, client: Client, flat: Ids) -> None:
-        self._coming = flat, client.begin(lambda: self._pull(client, flat))
+        self._prefetching = flat, client.begin(lambda: self._pull(client, flat))
 
     def discard_prefetched(self) -> None:
         """Discard prefetched rows, because a checkpoint has replaced the tables."""
-        coming, self._coming, self._wanted = self._coming, None, None
+        coming, self._prefetching, self._to_prefetch = self._prefetching, None, None
         if coming is not None and not is_rank_failure(coming[1].exception()):
             coming[1].result()
 
@@ -163,7 +163,7 @@ class RemoteTable:
         Raises:
             UserError: the ids are not int64, or the gradient has a wrong form or is not finite.
         """
-        flat, _ = self._checked(ids), self._asked()
+        flat, _ = self._flat_ids(ids), self._required_client()
         samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
         if not isinstance(gradient, np.ndarray):
             kind = type(gradient).__name__
@@ -178,7 +178,7 @@ class RemoteTable:
         if skipped is not None and skipped.skips and not np.isfinite(rows).all():
             skipped.add_problem(f"the gradient of rows of table {name!r} is not finite")
             return
-        clock = self._asked().next_row_clock()
+        clock = self._required_client().next_row_clock()
         self._ask(lambda client: self._push(client, flat, rows, samples, clock))
 
     def set(self, ids: Ids, values: Rows) -> None:
@@ -190,14 +190,16 @@ class RemoteTable:
         Raises:
             UserError: the values are not finite.
         """
-        client = self._asked()
+        client = self._required_client()
         if not np.isfinite(values).all():
             raise UserError(f"values of rows of table {self.options.name!r} are not finite")
         order, bounds = self._kernels.partition(ids, client.servers)
         asks = []
         for server, (first, end) in enumerate(pairwise(bounds.tolist())):
-            own = order[first:end]
-            asks += [self._to_server(Kind.SET_ROWS, server, ids[own], values[own])] * (first < end)
+            part = order[first:end]
+            asks += [self._to_server(Kind.SET_ROWS, server, ids[part], values[part])] * (
+                first < end
+            )
         self._ask(lambda client: client.ask(asks))
 
     def counts(self) -> dict[str, int]:
@@ -208,14 +210,14 @@ class RemoteTable:
         tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
         return dict(zip(COUNTS, tables.reshape(-1, 4)[self._number].tolist(), strict=True))
 
-    def _asked(self) -> Client:
+    def _required_client(self) -> Client:
         if self._client is None:
             raise UserError(
                 f"table {self.options.name!r}: a rank that only serves cannot ask for rows"
             )
         return self._client()
 
-    def _checked(self, ids: Any) -> Ids:
+    def _flat_ids(self, ids: Any) -> Ids:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
             dtype = getattr(ids, "dtype", None) if isinstance(ids, np.ndarray) else None
             kind = type(ids).__name__ if dtype is None else f"an array of {dtype}"
@@ -252,12 +254,12 @@ class RemoteTable:
         distinct, held, inverse = self._by_server(client.servers, ids)
         rows = np.empty((len(distinct), self.width), np.float32)
         asks = []
-        for server, own in held:
-            body, count = as_bytes(distinct[own]), own.stop - own.start
+        for server, part in held:
+            body, count = as_bytes(distinct[part]), part.stop - part.start
             message = Message(
                 kind=Kind.PULL_ROWS, table=self._number, count=count, body=body.nbytes
             )
-            asks.append(Ask(server, message, body, as_bytes(rows[own])))
+            asks.append(Ask(server, message, body, as_bytes(rows[part])))
         answers = client.ask(asks)
         out = np.empty((len(ids), self.width), np.float32)
         self._kernels.take_rows(rows, inverse, out)
@@ -274,8 +276,8 @@ class RemoteTable:
         if client.servers > 1 and not np.isfinite(total).all():
             raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
         asks = []
-        for server, own in held:
-            ask = self._to_server(Kind.PUSH_ROWS, server, distinct[own], total[own])
+        for server, part in held:
+            ask = self._to_server(Kind.PUSH_ROWS, server, distinct[part], total[part])
             ask.message.samples, ask.message.factor = samples, client.factor
             ask.message.clock = clock
             asks.append(ask)

@@ -30,7 +30,7 @@ class Request:
     memory: Array  #: begins with `body`
     transfer: Transfer | None = None
     problem: Malformed | None = None  #: if the request is invalid; `message` then means nothing
-    came_ns: int = 0  #: arrival of the whole request, by `time.perf_counter_ns` as below
+    arrived_ns: int = 0  #: arrival of the whole request, by `time.perf_counter_ns` as below
     begun_ns: int = 0  #: start of the server's work
     ended_ns: int = 0  #: end of the server's work
     heartbeat_ns: int = 0  #: the server's latest heartbeat
@@ -69,10 +69,10 @@ class Requests:
             self._headers.append((rank, header))
         if self._headers:
             self._coming.append(self._begun(*self._headers.popleft()))
-        here = [request for request in self._coming if self._here(request)]
+        here = [request for request in self._coming if self._is_complete(request)]
         for request in here:
             self._coming.remove(request)
-            request.came_ns = request.heartbeat_ns = time.perf_counter_ns()
+            request.arrived_ns = request.heartbeat_ns = time.perf_counter_ns()
         return here
 
     @property
@@ -117,7 +117,7 @@ class Requests:
             raise Malformed(f"body={size} is more than there is memory for") from None
 
     @staticmethod
-    def _here(request: Request) -> bool:
+    def _is_complete(request: Request) -> bool:
         try:
             return request.transfer is None or request.transfer.done()
         except OtherLength:

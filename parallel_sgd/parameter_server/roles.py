@@ -179,7 +179,7 @@ class ParameterServers(Options, Roles):
                 f"role='auto' on rank {rank}: where some ranks say whether they are a worker or a "
                 "server, all must"
             )
-        by_role = {role: [k for k, its in enumerate(roles) if its == role] for role in ROLES}
+        by_role = {role: [k for k, asked in enumerate(roles) if asked == role] for role in ROLES}
         workers, serving = by_role["worker"], by_role["server"]
         if not workers or not serving:
             raise SharedError(f"role={roles[0]!r} on all ranks: there must be workers and servers")
@@ -200,7 +200,8 @@ class ParameterServers(Options, Roles):
         Raises:
             SharedLoss: no rank that trained is left.
         """
-        workers = [rank for rank, its in enumerate(served) if its is False]
+        workers = [rank for rank, only_served in enumerate(served) if only_served is False]
+        servers = [rank for rank, only_served in enumerate(served) if only_served is not False]
         if not workers:
             raise SharedLoss("all ranks that have trained are lost, and only servers are left")
-        return workers, [rank for rank, its in enumerate(served) if its is not False] or workers
+        return workers, servers or workers

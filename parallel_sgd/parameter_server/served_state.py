@@ -117,8 +117,8 @@ class ServedState:
             servers: number of servers.
             comm: the workers.
         """
-        own = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
-        self.vectors = array_module(x).stack([x, *own]) if comm.rank == 0 else None
+        vectors = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
+        self.vectors = array_module(x).stack([x, *vectors]) if comm.rank == 0 else None
         self.counters = np.zeros((servers, COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
         self.counters[:, 1:COUNTERS] = optimizer.steps, optimizer.samples
 

@@ -64,10 +64,8 @@ class Server:
         self._informed: set[int] = set()  # workers that know the problem
         self._finished: set[int] = set()  # workers with their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
-        self._looked_after_s = self._handled_s = self._presence_checked_s = time.monotonic()
-        self._left_since: dict[
-            int, float
-        ] = {}  # workers whose program has ended, with the time of notice
+        self._workers_checked_s = self._handled_s = self._presence_checked_s = time.monotonic()
+        self._left_since: dict[int, float] = {}  # workers whose program has ended
         self._stopped: float | None = None  # time of `stop`
 
     def stop(self) -> None:
@@ -76,8 +74,9 @@ class Server:
 
     @property
     def _is_over(self) -> bool:
-        """True after `stop`. If training has failed: TELLS_FOR_S later, so that workers learn of
-        it.
+        """True after `stop`. If training has failed: REPORT_PROBLEM_FOR_S after `stop`.
+
+        The delay lets workers learn of the problem.
         """
         if self._stopped is None:
             return False
@@ -317,7 +316,7 @@ class Server:
             samples=self.model.samples if samples is None else samples,
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
-            queued_ns=request.begun_ns - request.came_ns,
+            queued_ns=request.begun_ns - request.arrived_ns,
             applied_ns=request.ended_ns - request.begun_ns,
             held_ns=now - request.ended_ns,
         )
@@ -334,9 +333,9 @@ class Server:
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
             self._presence_checked_s = now
             self._require_presence(now)
-        if now - self._looked_after_s < every / 4:
+        if now - self._workers_checked_s < every / 4:
             return
-        self._looked_after_s, heard = now, self._requests.heard
+        self._workers_checked_s, heard = now, self._requests.heard
         self._order.write()
         for request in [*self._held.values(), *self._ready]:  # `_ready`: in a replay
             heard[request.worker] = now

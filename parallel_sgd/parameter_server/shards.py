@@ -181,9 +181,9 @@ def assemble(
         for start, stop in facts.runs:
             missing[start:stop] = False
     vectors = [np.zeros_like(copy) for _ in range(1 + buffers)]
-    known = [its for its in workers if its is not None]
+    known = [progress for progress in workers if progress is not None]
     if missing.any():
-        newest = max(known, key=lambda its: (its.generation, sum(its.versions)), default=None)
+        newest = max(known, key=lambda w: (w.generation, sum(w.versions)), default=None)
         root = 0 if newest is None else workers.index(newest)
         whole = copy.copy()
         world.broadcast(whole, root)
@@ -201,7 +201,7 @@ def assemble(
     version = max((facts.version for facts in held), default=0)
     return Assembled(
         vectors,
-        max([version, *(v for its in known for v in its.versions)]),
+        max([version, *(v for w in known for v in w.versions)]),
         max((facts.steps for facts in held), default=version),
         max((facts.samples for facts in held), default=max((w.samples for w in known), default=0)),
         missing,

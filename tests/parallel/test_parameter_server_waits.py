@@ -19,14 +19,14 @@ SECONDS = 15  #: after which a wait counts as endless; the rest of the job then 
 @pytest.fixture(autouse=True)
 def no_endless_wait(monkeypatch):
     """Where the package waits for ever, its servers end after a while, and with them the test."""
-    end, look = time.monotonic() + SECONDS, Server._look_after_workers
+    end, look = time.monotonic() + SECONDS, Server._check_workers
 
     def looks_at_the_clock(server):
         if time.monotonic() > end:
             raise UserError("workers have waited for each other")
         look(server)
 
-    monkeypatch.setattr(Server, "_look_after_workers", looks_at_the_clock)
+    monkeypatch.setattr(Server, "_check_workers", looks_at_the_clock)
 
 
 def steps(learner, count):
