@@ -181,20 +181,21 @@ class Algorithm(Options, ABC, Generic[StateT]):
         """
 
     def sum_late(self, state: StateT, work: Work, vector: Array) -> None:
-        """Replace late values of this minibatch's gradient by (the decoded form of) their sum over
-        all ranks.
+        """Replace late gradient values by (the decoded form of) their sum over all ranks.
 
-        `ready` was called before these values were complete. The caller adds the sum before the
-        update. The default sums in 32 bits. Collective, between the exchange and the update. For
-        algorithms with `overlap`.
+        `ready` was called before these values of the minibatch were complete. The caller adds the
+        sum before the update. The default sums in 32 bits. Collective, between the exchange and the
+        update. For algorithms with `overlap`.
+
+        Args:
+            vector: [n], the late values; on return their sum.
         """
         exchange = Exchange(work.parameters, work.comm)
         exchange.sum(vector)
         exchange.close()
 
     def first_calls(self, x: Array) -> list[Callable[[], object]]:
-        """Return calls for `kernels.prepare` that compile the algorithm's kernels and have no
-        effect.
+        """Return calls for `kernels.prepare` that compile the algorithm's kernels, without effect.
 
         So no step waits for a compiler. Kernels outside of the list are compiled on first use.
 

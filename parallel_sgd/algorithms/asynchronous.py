@@ -34,8 +34,7 @@ from .skipped import SavedOptimizer
 
 @options
 class DataParallelASGD(Algorithm[DataParallelASGDState]):
-    """Each period, a worker pushes its progress and pulls the model, without waiting for all
-    workers.
+    """Asynchronous SGD: each period, a worker pushes and pulls without waiting for all workers.
 
         push   gradients:      g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
                model updates:  Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
@@ -304,8 +303,9 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def _can_push(
         self, state: DataParallelASGDState, work: Work, vector: Array, bits: float
     ) -> bool:
-        """Return True if `vector` can be pushed. Otherwise skip the period, or end training on all
-        ranks.
+        """Return True if `vector` can be pushed. Otherwise skip the period or end training.
+
+        Training ends on all ranks, by `work.group.fail`.
         """
         name, skipped = "gradient" if state.base is None else "model", work.skipped
         problem = skipped.problem(problem_with(vector, self.rules.fewest(bits), name))

@@ -131,9 +131,7 @@ class DataParallelASGDState(External):
         return self.gathered
 
     def leave(self) -> None:
-        """Announce the last push, wait until all workers have done the same, and take the final
-        model.
-        """
+        """Announce the last push, wait for all workers to do so, and take the final model."""
         self.wait()
         x, client = self.work.parameters.flat, self.client
         self.table = client.in_order(lambda: client.leave(out=x))
@@ -270,9 +268,7 @@ class DataParallelASGDState(External):
         client.in_order(lambda: self.served.restore(client, models, self.work.comm))
 
     def next_models(self) -> list[Array]:
-        """Return the models that this worker's next pushes are based on, if servers need the
-        models.
-        """
+        """Return the models underlying this worker's next pushes, if servers need these models."""
         if not self.rules.delay_compensation:
             return []
         x = self.work.parameters.flat

@@ -206,9 +206,7 @@ def orthonormalize(p: Array, *seed: int) -> None:
 
 
 def _made_orthonormal(row: HostArray, rows: HostArray, smallest: float) -> bool:
-    """Orthonormalize a row [a] against the rows [i, a], in place. Return False if the row depends
-    on them.
-    """
+    """Orthonormalize a row [a] against rows [i, a], in place. Return False if dependent."""
     largest = float(np.abs(row).max())
     if not 0 < largest < math.inf:
         return False

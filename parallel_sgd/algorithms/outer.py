@@ -91,10 +91,9 @@ class OuterStepWithInnerState(OuterStep):
 
 @options
 class Averaging(OuterStepWithInnerState):
-    """Model averaging: Φ ← Φ - G, the mean of the ranks' models by their samples, sum_k n_k x_k /
-    N.
+    """Model averaging: Φ ← Φ - G, the mean of the ranks' models by samples.
 
-    A constant G moves the model by G a block.
+    Φ becomes sum_k n_k x_k / N. A constant G moves the model by G a block.
     """
 
     def init(self, model: Parameters) -> Array | None:
@@ -193,7 +192,9 @@ class CNTKBlockMomentum(BlockMomentum):
 
 @options
 class SlowMomentum(OuterStepWithInnerState):
-    """Slow momentum: u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u
+    """Slow momentum over pseudo-gradients, in units of the local learning rate.
+
+        u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u
 
     lr is the local optimizer's learning rate in the block (of its last step, if the rate changes
     within the block). The rate is for a mean gradient, times a session's factor; a rate per sample
@@ -226,8 +227,9 @@ class SlowMomentum(OuterStepWithInnerState):
 
 @options
 class OuterNesterov(OuterStepWithInnerState):
-    """Nesterov momentum: m ← outer_momentum m + G;  Φ ← Φ - outer_learning_rate (G + outer_momentum
-    m)
+    """Nesterov momentum over pseudo-gradients.
+
+        m ← outer_momentum m + G;  Φ ← Φ - outer_learning_rate (G + outer_momentum m)
 
     A constant G moves the model by outer_learning_rate / (1 - outer_momentum) G a block.
 

@@ -29,8 +29,12 @@ class Period(Options):
         return None if self.sync_period is None else self.sync_period * ranks
 
     def ends(self, steps: int, samples: int, ranks: int) -> bool:
-        """Return True if a period ends after `steps` minibatches with `samples` samples of all
-        ranks.
+        """Return True if a period ends after `steps` minibatches with `samples` in total.
+
+        Args:
+            steps: minibatches in the period so far.
+            samples: of all ranks in the period so far.
+            ranks: number of ranks.
         """
         size = self.samples_on(ranks)
         if size is not None:
@@ -67,9 +71,11 @@ class BlockPeriod(Period):
             )
 
     def require_minibatch(self, samples: int, ranks: int) -> None:
-        """Check that a minibatch of `samples` samples of all ranks is not longer than a block.
-        Local.
+        """Check that a minibatch is not longer than a block. Local.
 
+        Args:
+            samples: of all ranks in the minibatch.
+            ranks: number of ranks.
         Raises:
             SharedError: the minibatch is longer. The same on all ranks.
         """

@@ -101,8 +101,8 @@ class Skipped:
             begun, now: clock at the start of the skipped period, and at present.
         Returns:
             True if the data were saved at `begun` exactly. Otherwise nothing was restored, or a
-                state was loaded within the period and its data were restored: an optimizer's state
-                may then not be finite.
+            state was loaded within the period and its data were restored: an optimizer's state may
+            then not be finite.
         """
         if not begun <= self._kept_at <= now:
             return False

@@ -22,8 +22,9 @@ def file_of(server: int) -> str:
 
 
 def contents_of(options: Sequence[Table], folder: str) -> Iterator[list[dict[str, ArrayInFile]]]:
-    """Yield the contents of each file in a folder: the arrays of each table, named as by
-    `RowTable.contents`. Local.
+    """Yield each file of a folder: the arrays of each table, named as by `RowTable.contents`.
+
+    Local.
 
     Raises:
         UserError: there are no files, or a file is unreadable or does not match the tables.
@@ -61,9 +62,7 @@ def check_tables(options: Sequence[Table], folder: str) -> None:
 def _of_table(
     arrays: Mapping[str, ArrayInFile], number: int, options: Table
 ) -> dict[str, ArrayInFile]:
-    """Return a table's arrays. Apart from the number of rows, each must match the array of an empty
-    table.
-    """
+    """Return a table's arrays, of the same form as in an empty table except for the length."""
     taken: dict[str, ArrayInFile] = {}
     likes = RowTable(options).contents() | GatheredRows(options.width).contents()
     gathered = any(f"{number}.{name}" in arrays for name in likes if name.startswith("gathered"))

@@ -75,7 +75,7 @@ class GatheredRows:
 
         Returns:
             "gathered_ids", "gathered_workers" int64 [m] and "gathered_gradient" float32 [m, width],
-                sorted by worker, then in the order of the pushes.
+            sorted by worker, then in the order of the pushes.
         """
         every = [(k, *push) for k, pushes in sorted(self._pushes.items()) for push in pushes]
         ids = [np.empty(0, np.int64), *(ids for _, ids, _ in every)]

@@ -27,10 +27,12 @@ class Records:
     """
 
     def __init__(self, counters: tuple[str, ...], vectors: tuple[str, ...] = (), width: int = 0):
-        """
+        """Create an empty map.
+
         Args:
-            counters: names of the int64 that a record holds beside its id: "pushed", "steps".
-            vectors: names of its vectors of `width` float32; the first, if any, is "values".
+            counters: names of the int64 fields of a record, apart from its id: "pushed", "steps".
+            vectors: names of the fields of `width` float32. The first, if any, is "values".
+            width: number of values in a vector.
         """
         self._kernels = row_kernels()
         self.names = ("id", *counters, *vectors)
@@ -57,8 +59,12 @@ class Records:
         return rows
 
     def insert(self, ids: Array, rows: Array, clock: int) -> None:
-        """Create a record for every id with -1 in `rows` (see `find`), and write its number to
-        `rows`.
+        """Create a record for every id with -1 in `rows`, and write its number to `rows`.
+
+        Args:
+            ids: int64 [m].
+            rows: int32 [m], from `find`; changed.
+            clock: of the last push, for records with a "pushed" field.
 
         The values of a new record are not set.
         """

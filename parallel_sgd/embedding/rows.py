@@ -68,9 +68,7 @@ class RowTable:
 
     @property
     def is_per_sample(self) -> bool:
-        """True if the learning rate applies to the summed gradient, or pushed values are just
-        added.
-        """
+        """True if the learning rate applies to summed gradients, or without an optimizer."""
         return self.options.optimizer is None or self.options.optimizer.lr is None
 
     @property
@@ -92,10 +90,10 @@ class RowTable:
         self._kernels.read(self._rows.layout, ids, rows, *self._initial, out)
 
     def push(self, ids: Array, gradient: Array, samples: int, lr_factor: float = 1.0) -> None:
-        """Take a step of the optimizer on rows, or add to the rows without an optimizer. Advance
-        the clock.
+        """Take an optimizer step on rows, and advance the clock.
 
-        Ids without a row receive a row (see `Embedding.entry_count`). Cold rows may be evicted.
+        Without an optimizer, the gradient is added to the rows. Ids without a row receive a row
+        (see `Embedding.entry_count`). Cold rows may be evicted.
 
         Args:
             ids: int64 [m], any values, without repeats.
@@ -140,10 +138,10 @@ class RowTable:
 
         Returns:
             "samples", "swept" int64 [1], clocks; "ids" int64 [n]; "values" and the optimizer's
-                buffers, named as in `OptimizerState.buffers`, float32 [n, width]; with Adam "steps"
-                int64 [n]; with `evict_after` "pushed" int64 [n], the clock of the last push; with
-                `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
-                "pending_pushed".
+            buffers, named as in `OptimizerState.buffers`, float32 [n, width]; with Adam "steps"
+            int64 [n]; with `evict_after` "pushed" int64 [n], the clock of the last push; with
+            `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
+            "pending_pushed".
         """
         contents = {"samples": np.array([self.samples]), "swept": np.array([self._swept])}
         for name in self._rows.names:

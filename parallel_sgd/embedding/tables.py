@@ -67,8 +67,7 @@ class ServedTables:
         samples: int,
         lr_factor: float,
     ) -> None:
-        """Change rows by their gradients, as `RowTable.push`. Synchronous tables change in the next
-        `step`.
+        """Change rows by their gradients, as `RowTable.push`. Synchronous tables wait for `step`.
 
         Raises:
             UserError: the gradient, float32 [m, width], is not finite.

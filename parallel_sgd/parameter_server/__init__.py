@@ -1,4 +1,4 @@
-"""Servers that keep the model, and workers that push gradients and pull parameters."""
+"""Parameter servers: servers hold the model; workers push gradients and pull parameters."""
 
 from .client import Client
 from .connection import Connection

@@ -60,7 +60,7 @@ class Answers:
 
         Returns:
             `vector` itself, unless a transfer still reads it. Otherwise another vector [n] of the
-                same dtype, with any values.
+            same dtype, with any values.
         """
         self.move()
         if not any(vector is known for known in self._vectors):

@@ -39,8 +39,8 @@ class PendingPush:
         first_residual: [n], the residual before the first attempt. None if the codec is lossless or
             the ranks are not fault-tolerant.
         residual_before: [n], the residual before the latest attempt.
-        applied: [n], True for values that servers hold from any attempt. None: no value.
-        arrived: [n], True for values that servers hold from the latest attempt. None: no value.
+        applied: [n], True for values on servers from any attempt. None: no value.
+        arrived: [n], True for values on servers from the latest attempt. None: no value.
     """
 
     vector: Array
@@ -56,11 +56,11 @@ class PendingPush:
     arrived: Marks | None = None
 
     def record_failure(self, arrived: Marks, missing: Marks) -> None:
-        """Record the values that servers hold after ranks have failed.
+        """Record the values present on servers after ranks have failed.
 
         Args:
-            arrived: [n], True for values of the latest attempt that servers are known to hold.
-            missing: [n], True for values of the push that no remaining server holds.
+            arrived: [n], True for values of the latest attempt known to be on servers.
+            missing: [n], True for values of the push on no remaining server.
         """
         for known in (self.applied, self.arrived):
             if known is not None:
@@ -70,11 +70,11 @@ class PendingPush:
         self.arrived = arrived.copy() if self.arrived is None else self.arrived
 
     def retry_vector(self) -> Array:
-        """Return the vector for the next attempt: 0 for values that servers hold already.
+        """Return the vector for the next attempt: 0 for values already on servers.
 
         Each value of the residual is reset according to the attempts that have arrived: to the
         current residual after the latest attempt, to the residual before the latest attempt after
-        an earlier one, and to the first residual after none.
+        an earlier attempt, and to the first residual after none.
         """
         vector, residual, before = self.vector, self.residual, self.residual_before
         xp = array_module(vector)
@@ -177,9 +177,7 @@ class Client(Conversation):
         self._push(pending, vector)
 
     def retry_push(self, pending: PendingPush) -> None:
-        """Repeat the push that a failure of ranks interrupted, without the values that servers
-        hold.
-        """
+        """Repeat a push interrupted by failed ranks, without the values already on servers."""
         self._push(pending, pending.retry_vector())
 
     def _push(self, pending: PendingPush, vector: Array) -> None:
@@ -261,9 +259,7 @@ class Client(Conversation):
         self.add_seconds(self.ask_all(Kind.MEET), time.perf_counter() - begin)
 
     def sum_samples(self, samples: int) -> int:
-        """Return the sum of all workers' samples in a step. Waits for every worker that has not
-        left.
-        """
+        """Return the sum of all workers' samples in a step. Waits for workers still training."""
         begin, message = time.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
         answers = self.ask([Ask(0, message)])
         self.add_seconds(answers, time.perf_counter() - begin)
@@ -282,8 +278,7 @@ class Client(Conversation):
         self.add_seconds(answers, time.perf_counter() - begin)
 
     def leave(self, out: Array) -> list[WorkerStatistics]:
-        """Announce the last push, wait until all workers have done the same, and pull the final
-        model.
+        """Announce the last push, wait for all workers to do so, and pull the final model.
 
         Args:
             out: [n], written.
@@ -314,9 +309,7 @@ class Client(Conversation):
         self.ask_all(Kind.FAIL, from_text(problem))
 
     def next_row_clock(self) -> int:
-        """Return the number of the next push of rows. Servers recognize a repeated push by its
-        number.
-        """
+        """Return the number of the next push of rows. Servers detect repeated pushes by it."""
         self.row_clock += 1
         return self.row_clock
 

@@ -190,9 +190,7 @@ class Connection:
         return tables
 
     def _check(self, rank: int) -> None:
-        """Raise the error that has ended the server on this rank, if waiting for `rank` is
-        pointless.
-        """
+        """Raise the error of this rank's own server, if it explains a missing answer."""
         if self._thread is not None:
             self._thread.check(asked=rank == self.group.world.rank)
 
@@ -222,8 +220,9 @@ class Connection:
         )
 
     def serve(self) -> None:
-        """Run the server until all workers have left, then gather the final model. A second call
-        does nothing.
+        """Run the server until all workers have left, then gather the final model.
+
+        A second call does nothing.
 
         Raises:
             UserError, RanksLost: as `Server.serve`.
@@ -251,9 +250,7 @@ class Connection:
             self._thread.check(asked=False)
 
     def end_without_servers(self) -> None:
-        """Mark this rank as finished after a failure: its final model came from a rank, and servers
-        have ended.
-        """
+        """Mark this rank as finished after a failure: servers have ended without its client."""
         self.finished = True
         if self._client is not None:
             self._client.left = True
@@ -290,9 +287,7 @@ class Connection:
 
 
 class ServerThread(InBackground[None]):
-    """A server in a thread of a training rank. Ends with all workers, or when the connection is
-    dropped.
-    """
+    """A server in a thread of a training rank. Ends with all workers or with the connection."""
 
     def __init__(self, server: Server) -> None:
         self._ended_by: BaseException | None = None  # raised by `check`

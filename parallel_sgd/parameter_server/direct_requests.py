@@ -36,7 +36,7 @@ def _set_rows(model: ServedModel, tables: ServedTables, request: Request) -> Non
 
 
 def _ids_and_rows(tables: ServedTables, request: Request) -> tuple[Array, Array]:
-    """Split a body into ids, int64 [count], and a row for each id, float32 [count, width]."""
+    """Split a body into ids, int64 [count], and rows, float32 [count, width]."""
     options, ids = _require_form(tables, request.message), 8 * request.message.count
     rows = request.body[ids:].view(np.float32).reshape(-1, options.width)
     return request.body[:ids].view(np.int64), rows
@@ -45,7 +45,7 @@ def _ids_and_rows(tables: ServedTables, request: Request) -> tuple[Array, Array]
 def _require_form(tables: ServedTables, message: Message) -> Table:
     """Check that the message's table exists and that the body has the right length.
 
-    A body is ids, int64 [count]. PUSH_ROWS and SET_ROWS append rows, float32 [count, width].
+    A body has ids, int64 [count]. PUSH_ROWS and SET_ROWS append rows, float32 [count, width].
 
     Returns:
         The table's options.

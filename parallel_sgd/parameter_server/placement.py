@@ -133,7 +133,7 @@ def place(
 
     Returns:
         The placement. A parameter without values is a single slice, so that every name has a
-            server.
+        server.
 
     Raises:
         UserError: an argument is invalid, `dispatch` returns no valid server, or a parameter has
@@ -180,8 +180,11 @@ def _rule(dispatch: str | Dispatch) -> Dispatch:
 
 
 def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Iterator[Slice]:
-    """Yield all slices in the order of the flat vector: at most `most` per parameter, of at least
-    `least` values.
+    """Yield all slices in the order of the flat vector.
+
+    Args:
+        most: slices per parameter.
+        least: values per slice.
     """
     begin = 0
     for name, dimensions in shapes.items():
@@ -207,8 +210,9 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
 
 @dataclass(frozen=True, repr=False)
 class PlacementFunction:
-    """A user's dispatch function. Its repr is the function's name, equal on all ranks; the
-    placements are compared too.
+    """A user's dispatch function.
+
+    Its repr is the function's name, equal on all ranks. The resulting placements are compared too.
     """
 
     function: Dispatch

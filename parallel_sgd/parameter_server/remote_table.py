@@ -106,7 +106,7 @@ class RemoteTable:
             ids: int64 [...], any values, repeats allowed.
         Returns:
             float32 [..., width], a copy. Prefetched rows, if the latest `prefetch` had the same
-                ids.
+            ids.
         Raises:
             UserError: the ids are not int64.
         """
@@ -135,9 +135,7 @@ class RemoteTable:
             self._begin_to_pull(client, flat)
 
     def step_taken(self) -> None:
-        """In mode "sync": discard rows prefetched before the step, and begin the pull of the wanted
-        rows.
-        """
+        """In mode "sync": discard rows prefetched before the step. Start a deferred prefetch."""
         if self._synchronous:
             ids, self._to_prefetch, self._prefetching = self._to_prefetch, None, None
             if ids is not None:
@@ -203,8 +201,11 @@ class RemoteTable:
         self._ask(lambda client: client.ask(asks))
 
     def counts(self) -> dict[str, int]:
-        """Count rows, their bytes of memory, pushed ids without a row yet, and evicted rows, on all
-        servers.
+        """Count rows on all servers.
+
+        Returns:
+            By name (`COUNTS`): rows, bytes of memory, pushed ids without a row so far, and evicted
+            rows.
         """
         answers = self._ask(lambda client: client.ask_all(Kind.COUNT_TABLES))
         tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
@@ -236,7 +237,7 @@ class RemoteTable:
 
         Returns:
             The distinct ids [u], sorted by server; the number and the slice of ids of each such
-                server; and the position [m] of each given id among the distinct ids.
+            server; and the position [m] of each given id among the distinct ids.
         """
         distinct, inverse = self._kernels.unique(ids)
         starts = [0, len(distinct)]

@@ -93,9 +93,7 @@ class Rules(BitsOptions):
 
     @property
     def possible_bits(self) -> tuple[float, ...]:
-        """Possible bits of a push, except for parameters with bits of their own. "auto" chooses
-        from these.
-        """
+        """Possible bits of a push, except for parameters with their own bits."""
         if AUTO in self.usual_bits:
             return auto_bits(of_blocks=self.pushes_updates)
         return tuple(sorted(cast(set[float], self.usual_bits)))

@@ -134,7 +134,7 @@ class ServedModel:
             bits: per value of the push.
         Returns:
             The staleness: number of changes of the model since the version that the push is based
-                on.
+            on.
         """
         staleness = self.version - self.based[worker]
         self.clocks[worker] += 1

@@ -107,8 +107,9 @@ class ServedState:
     def start_from(
         self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, comm: Communicator
     ) -> None:
-        """Set the state for new servers from worker 0's model and optimizer. No pushes are counted
-        yet. Local.
+        """Set the state for new servers from worker 0's model and optimizer. Local.
+
+        The state counts no pushes.
 
         Args:
             x: [n], the model.
@@ -128,8 +129,9 @@ class ServedState:
         return self.counters is None or self.counters.shape[1] == columns
 
     def reset_workers(self, comm: Communicator) -> tuple[int, Array]:
-        """Replace the workers' counters by zeros for the present workers. All workers then start
-        anew from the servers' model.
+        """Replace the workers' counters by zeros for the present workers.
+
+        All workers then start anew from the servers' model.
 
         Returns:
             The previous number of workers, and the model [n].

@@ -222,9 +222,7 @@ class Server:
         self._release()
 
     def _release(self) -> None:
-        """Answer held requests that need not wait any more. End training if the rest would wait for
-        ever.
-        """
+        """Answer held requests that need not wait any more. End training after a deadlock."""
         meeting = of_kind(self._held, Kind.MEET)
         for worker, request in sorted(self._held.items()):
             if request.message.kind == Kind.PUSH and self.model.may_answer(worker, meeting):
@@ -277,9 +275,7 @@ class Server:
         self._send_problem(request)
 
     def _end_training(self, problem: str) -> None:
-        """Report a problem to all waiting workers now, and to the remaining workers at their next
-        request.
-        """
+        """Report a problem to all waiting workers now, and to the rest at their next request."""
         self._problem = self._problem or problem
         for worker in list(self._held):
             self._send_problem(self._held.pop(worker))
@@ -325,9 +321,7 @@ class Server:
         self._answers.send(worker, message, body, of=of)
 
     def _check_workers(self) -> None:
-        """At intervals: send heartbeats to waiting workers, and look for silent or finished
-        workers.
-        """
+        """Send heartbeats to waiting workers at intervals. Find silent or finished workers."""
         now, timeout_s = time.monotonic(), self._endpoint.timeout_s
         every = timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:

@@ -25,11 +25,12 @@ def of_kind(held: Mapping[int, Request], kind: Kind) -> set[int]:
 
 
 def disagreement(held: Mapping[int, Request], ranks: Sequence[int]) -> str | None:
-    """Explain in a line why workers with the same minibatch cannot continue. None if their samples
-    agree.
+    """Explain in a line why workers with a shared minibatch cannot continue, or return None.
+
+    Their samples must be equal.
 
     Args:
-        kept: the requests with their samples, by worker.
+        held: the requests with their samples, by worker.
         ranks: of every worker in the world.
     """
     samples = [str(request.message.samples) for request in held.values()]
@@ -49,7 +50,7 @@ def deadlock(
     a worker waits at a meeting of all, and a finished worker will never come.
 
     Args:
-        kept: held requests without a possible answer now, by worker.
+        held: held requests without a possible answer now, by worker.
         busy: workers not waiting.
         ranks, clocks: of every worker: its rank in the world, and its number of pushes.
         mode: of the rules.
