@@ -80,8 +80,8 @@ class Algorithm(Options, ABC, Generic[StateT]):
         distributed_after: number of samples of a warm start. Until then the learner trains on the
             whole minibatch on every rank, without this algorithm.
         synchronizes_every_step: True if ranks wait for each other in every step. Otherwise ranks
-            wait before `step` only if no source announces the samples of all ranks and gradients
-            are not checked.
+            wait before `step` only if no source announces the samples of all ranks, and `problem`
+            is not called.
         asynchronous: True if each rank goes through the data at its own pace, without knowledge of
             the samples on the remaining ranks.
         optimizer_on_servers: True if servers take the optimizer's steps, each on its part of the

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..errors import UserError
 from ..optimizers import Optimizer
 from ..validation import integer, number, set_validated, shown
-from .options import MOST_WIDTH, check_name, check_optimizer
+from .options import MAX_WIDTH, check_name, check_optimizer
 
 BLOCK = 1024  #: values in a block of an array with a single dimension
 
@@ -49,9 +49,9 @@ class ArrayTable:
             )
         what = f"shape of table {name!r}: dimension"
         shape = tuple(integer(what, n, 1) for n in given)
-        if math.prod(shape[1:]) > MOST_WIDTH:
+        if math.prod(shape[1:]) > MAX_WIDTH:
             raise UserError(
-                f"shape={shape} of table {name!r} must have at most {MOST_WIDTH} values in a row"
+                f"shape={shape} of table {name!r} must have at most {MAX_WIDTH} values in a row"
             )
         if self.optimizer is not None:
             check_optimizer(self.optimizer, f"table {name!r}")

@@ -9,9 +9,9 @@ from ..errors import UserError
 from ..optimizers import SGD, Adagrad, Adam, Optimizer
 from ..validation import integer, number, set_validated, shown
 
-__all__ = ["MOST_WIDTH", "Embedding", "check_name", "check_optimizer"]
+__all__ = ["MAX_WIDTH", "Embedding", "check_name", "check_optimizer"]
 
-MOST_WIDTH = 2**20  #: largest number of values in a row
+MAX_WIDTH = 2**20  #: largest number of values in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Embedding:
         set_validated(
             self,
             name=name,
-            width=integer("width", self.width, 1, MOST_WIDTH),
+            width=integer("width", self.width, 1, MAX_WIDTH),
             seed=integer("seed", self.seed, 0),
             initial_scale=number("initial_scale", self.initial_scale, 0),
             entry_count=integer("entry_count", self.entry_count, 1),

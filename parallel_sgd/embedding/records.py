@@ -12,10 +12,10 @@ from ..kernels import memory, row_kernels
 
 Array = npt.NDArray[Any]
 
-MOST_LOAD = 0.75  #: largest fraction of used slots
+MAX_LOAD = 0.75  #: largest fraction of used slots
 GROWTH = 1.25  #: growth factor of the slots: between 0.6 and 0.75 of the slots are used
-FEWEST = 64  #: smallest capacity in records
-MOST = 2**31 - 2
+MIN_ROOM = 64  #: smallest capacity in records
+MAX_RECORDS = 2**31 - 2
 
 
 class Records:
@@ -84,7 +84,7 @@ class Records:
             self.count = int(left)
             del self._chunks[max(1, -(-self.count >> self._shift)) :]
             self._settle_layout()
-            self._make_slots(int(GROWTH / MOST_LOAD * self.count))
+            self._make_slots(int(GROWTH / MAX_LOAD * self.count))
         return forgotten
 
     def column(self, name: str) -> Array:
@@ -115,27 +115,27 @@ class Records:
 
     def _make_room(self, count: int) -> None:
         """Make room for `count` records, in chunks and slots."""
-        if count > MOST:
-            raise UserError(f"{count} rows on one server: at most {MOST} are possible")
+        if count > MAX_RECORDS:
+            raise UserError(f"{count} rows on one server: at most {MAX_RECORDS} are possible")
         whole = 1 << self._shift
         if len(self._chunks) <= 1:
             room = len(self._chunks[0]) if self._chunks else 0
             if room < min(count, whole):
-                grown = self._new_chunk(min(whole, max(FEWEST, 1 << (count - 1).bit_length())))
+                grown = self._new_chunk(min(whole, max(MIN_ROOM, 1 << (count - 1).bit_length())))
                 grown[: self.count] = self._chunks[0][: self.count] if self._chunks else 0
                 self._chunks = [grown]
         while len(self._chunks) * whole < count and len(self._chunks[0]) == whole:
             self._chunks.append(self._new_chunk(whole))
         self._settle_layout()
-        if count > MOST_LOAD * len(self._slots):
-            self._make_slots(int(max(count / MOST_LOAD, GROWTH * len(self._slots))) + 1)
+        if count > MAX_LOAD * len(self._slots):
+            self._make_slots(int(max(count / MAX_LOAD, GROWTH * len(self._slots))) + 1)
 
     def _new_chunk(self, size: int) -> Array:
         return memory.empty(size * self.dtype.itemsize, np.uint8).view(self.dtype)
 
     def _make_slots(self, size: int) -> None:
         self._slots = memory.zeros(0, np.uint64)  # the old ones go first
-        self._slots = memory.zeros(max(size, 2 * FEWEST), np.uint64)
+        self._slots = memory.zeros(max(size, 2 * MIN_ROOM), np.uint64)
         self._kernels.index(self._slots, self.layout, self.count)
 
     def _settle_layout(self) -> None:

@@ -24,8 +24,8 @@ __all__ = ["RowTable", "server_of"]
 Array = npt.NDArray[Any]
 Contents = dict[str, Array]
 
-LOADED = 1 << 16  #: number of rows that `add` loads at a time
-SWEPT = 1 << 12  #: number of unused counts that may always remain
+LOAD_CHUNK = 1 << 16  #: number of rows that `add` loads at a time
+SPARE_COUNTS = 1 << 12  #: number of unused counts that may always remain
 
 _KEYS = {"id": "ids"}
 _PENDING_KEYS = {"id": "pending_ids", "steps": "pending_counts", "pushed": "pending_pushed"}
@@ -190,7 +190,7 @@ class RowTable:
         self.pending += self._kernels.count_pushes(
             counts.layout, rows, self.samples, needed, admitted
         )
-        if counts.count > 2 * self.pending + SWEPT:
+        if counts.count > 2 * self.pending + SPARE_COUNTS:
             counts.sweep(0, least_steps=1)
         return admitted
 
@@ -235,8 +235,8 @@ class RowTable:
             for name, key in fields.items()
             if name != "pushed" or key in contents
         }
-        for first in range(0, len(ids), LOADED):
-            chunk = np.ascontiguousarray(ids[first : first + LOADED], np.int64)
+        for first in range(0, len(ids), LOAD_CHUNK):
+            chunk = np.ascontiguousarray(ids[first : first + LOAD_CHUNK], np.int64)
             mine = np.flatnonzero(keep(chunk))
             chunk = chunk[mine]
             rows = records.find(chunk)

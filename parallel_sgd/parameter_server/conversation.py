@@ -17,10 +17,10 @@ from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text, unpacke
 
 HostArray = npt.NDArray[Any]
 
-TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS, Kind.SET_ROWS}
+TRAINING_KINDS = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS, Kind.SET_ROWS}
 """Requests whose bytes are counted. Bytes of checkpoints do not belong to training."""
 
-NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}
+ERROR_ANSWERS = {Kind.FAILED, Kind.REFUSED}
 
 
 @dataclass
@@ -113,7 +113,8 @@ class Conversation:
         # Receive every header, even after an error: a later request must not meet it.
         messages = [self._answer_to(ask) for ask in asks]
         sound = all(
-            isinstance(message, Message) and message.kind not in NO_ANSWERS for message in messages
+            isinstance(message, Message) and message.kind not in ERROR_ANSWERS
+            for message in messages
         )
         answers, coming = [], []
         for ask, message in zip(asks, messages, strict=True):
@@ -141,7 +142,7 @@ class Conversation:
 
     def _counts(self, ask: Ask) -> bool:
         """True if the request belongs to training, and its bytes leave this rank."""
-        return ask.message.kind in TRAINING and self._ranks[ask.server] != self._endpoint.rank
+        return ask.message.kind in TRAINING_KINDS and self._ranks[ask.server] != self._endpoint.rank
 
     def _answer_to(self, ask: Ask) -> Message | Malformed:
         """Return the header of an answer. If invalid, discard the body and return the reason."""
@@ -154,7 +155,7 @@ class Conversation:
                 message = unpacked(header)
                 if message.kind == Kind.HEARTBEAT:  # restarts the timeout
                     continue
-                if message.kind in NO_ANSWERS:
+                if message.kind in ERROR_ANSWERS:
                     return message
                 if message.kind != ANSWERS.get(ask.message.kind):
                     kind, asked = message.kind.name, ask.message.kind.name

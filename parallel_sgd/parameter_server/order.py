@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..files import content_of, write_whole
 from ..validation import shown
 
-FLUSHED = 4096  #: requests per write
+FLUSH_EVERY = 4096  #: requests per write
 
 Facts = dict[str, str]  #: texts by name
 
@@ -78,7 +78,7 @@ class RecordedOrder(Order):
 
     def answered(self, worker: int) -> None:
         self._unwritten.append(worker)
-        if len(self._unwritten) == FLUSHED:
+        if len(self._unwritten) == FLUSH_EVERY:
             self.write()
 
     def write(self) -> None:

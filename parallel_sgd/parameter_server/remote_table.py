@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
-ASKED_EVERY_S = 0.05  #: interval of queries if the tables are written
+POLL_INTERVAL_S = 0.05  #: interval of queries if the tables are written
 
 
 class SkipsNonFinite(Protocol):
@@ -316,7 +316,7 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
     client.in_order(lambda: client.ask_all(Kind.WRITE_TABLES, path))
     texts = [""]
     while not all(texts):
-        time.sleep(ASKED_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
         answers = client.in_order(lambda: client.ask_all(Kind.ASK_WRITTEN))
         texts = [as_text(answer.body) for answer in answers]
     facts = {name: fact for text in texts for name, fact in json.loads(text).items()}

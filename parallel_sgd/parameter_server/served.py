@@ -24,8 +24,8 @@ from ..parameters import Parameters
 from .rules import Rules
 
 Array = npt.NDArray[Any]
-COUNTERS = 3  #: counters of the server in `ServedModel.state`, before the workers' counters
-OF_EACH_WORKER = 4
+SERVER_COUNTERS = 3  #: counters of the server in `ServedModel.state`, before the workers' counters
+COUNTERS_PER_WORKER = 4
 
 
 class Round(NamedTuple):
@@ -285,7 +285,7 @@ class ServedModel:
     @property
     def state_bytes(self) -> int:
         """Length of `state` in bytes."""
-        counters = COUNTERS + OF_EACH_WORKER * len(self.clocks)
+        counters = SERVER_COUNTERS + COUNTERS_PER_WORKER * len(self.clocks)
         return sum(vector.nbytes for vector in self.vectors) + 8 * counters
 
     def state(self) -> Array:
@@ -315,7 +315,7 @@ class ServedModel:
         if len(state) != self.state_bytes:
             raise UserError(f"body={len(state)} of the state must be {self.state_bytes}")
         workers, optimizer = len(self.clocks), self.local_step.state
-        begin = len(state) - 8 * (COUNTERS + OF_EACH_WORKER * workers)
+        begin = len(state) - 8 * (SERVER_COUNTERS + COUNTERS_PER_WORKER * workers)
         counters = state[begin:].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
@@ -323,9 +323,9 @@ class ServedModel:
         n = self.x.nbytes
         for i, vector in enumerate(self.vectors):
             vector[...] = state[i * n : (i + 1) * n].view(vector.dtype)
-        self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
+        self.version, optimizer.steps, optimizer.samples = counters[:SERVER_COUNTERS]
         self.clocks, self.pushes, self.pulled, self.based = (
-            counters[i : i + workers] for i in range(COUNTERS, len(counters), workers)
+            counters[i : i + workers] for i in range(SERVER_COUNTERS, len(counters), workers)
         )
 
     def set_backup(self, worker: int, models: Array) -> None:

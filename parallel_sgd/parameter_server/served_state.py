@@ -15,7 +15,7 @@ from ..kernels import array_module
 from ..optimizers import OptimizerState
 from ..state import across
 from .client import Client
-from .served import COUNTERS, OF_EACH_WORKER
+from .served import COUNTERS_PER_WORKER, SERVER_COUNTERS
 from .wire import LARGEST, Kind
 
 Array = Any  #: a NumPy or CuPy array
@@ -57,14 +57,14 @@ class ServedState:
         vectors, counters = saved["vectors"], saved["counters"]
         if counters is None:
             raise UserError("a state of after learner.finish() lacks what servers held")
-        columns = COUNTERS + OF_EACH_WORKER * workers
+        columns = SERVER_COUNTERS + COUNTERS_PER_WORKER * workers
         if counters.dtype != np.int64 or counters.ndim != 2 or counters.shape[1] != columns:
             raise UserError(f"has algorithm.served.counters that are no int64 [servers, {columns}]")
         if not len(counters) or counters.min() < 0 or counters.max() > LARGEST // 2:
             raise UserError(
                 "has algorithm.served.counters that are missing, less than 0, or more than any run"
             )
-        clocks = counters[:, COUNTERS : COUNTERS + workers]
+        clocks = counters[:, SERVER_COUNTERS : SERVER_COUNTERS + workers]
         if (clocks != clocks[0]).any():
             raise UserError("has algorithm.served.counters that differ in how often workers pushed")
         shape = (1 + buffers, x.size)
@@ -99,7 +99,7 @@ class ServedState:
                 part.put(body[i * part.bytes : (i + 1) * part.bytes].view(x.dtype), vector)
             rows.append(body[len(self.vectors) * part.bytes :].copy().view(np.int64))
         counters = np.stack(rows)
-        clocks = counters[:, COUNTERS : COUNTERS + workers]
+        clocks = counters[:, SERVER_COUNTERS : SERVER_COUNTERS + workers]
         assert (clocks == clocks[0]).all(), f"servers disagree on workers' pushes: {clocks}"
         client.ask_all(Kind.COPY_TABLES)
         return counters
@@ -120,12 +120,14 @@ class ServedState:
         """
         vectors = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
         self.vectors = array_module(x).stack([x, *vectors]) if comm.rank == 0 else None
-        self.counters = np.zeros((servers, COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
-        self.counters[:, 1:COUNTERS] = optimizer.steps, optimizer.samples
+        self.counters = np.zeros(
+            (servers, SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size), np.int64
+        )
+        self.counters[:, 1:SERVER_COUNTERS] = optimizer.steps, optimizer.samples
 
     def fits(self, comm: Communicator) -> bool:
         """Return True if the state is of the same number of workers."""
-        columns = COUNTERS + OF_EACH_WORKER * comm.size
+        columns = SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size
         return self.counters is None or self.counters.shape[1] == columns
 
     def reset_workers(self, comm: Communicator) -> tuple[int, Array]:
@@ -137,10 +139,10 @@ class ServedState:
             The previous number of workers, and the model [n].
         """
         assert self.counters is not None and self.vectors is not None
-        before, columns = self.counters, COUNTERS + OF_EACH_WORKER * comm.size
+        before, columns = self.counters, SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size
         self.counters = np.zeros((len(before), columns), np.int64)
-        self.counters[:, 1:COUNTERS] = before[:, 1:COUNTERS]
-        return (before.shape[1] - COUNTERS) // OF_EACH_WORKER, self.vectors[0]
+        self.counters[:, 1:SERVER_COUNTERS] = before[:, 1:SERVER_COUNTERS]
+        return (before.shape[1] - SERVER_COUNTERS) // COUNTERS_PER_WORKER, self.vectors[0]
 
     def restore(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
         """Send the state to the servers. Their number may differ from the saved one. Collective.
@@ -165,8 +167,8 @@ class ServedState:
                 client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
 
         comm.together(push)
-        client.clock = int(counters[0, COUNTERS + comm.rank])
-        client.versions = counters[:, COUNTERS + 2 * comm.size + comm.rank].tolist()
+        client.clock = int(counters[0, SERVER_COUNTERS + comm.rank])
+        client.versions = counters[:, SERVER_COUNTERS + 2 * comm.size + comm.rank].tolist()
         if models:
             client.push_parts(Kind.PUSH_BACKUP, models)
         self.discard()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..communication import Communicator
 from ..embedding import ServedTables
-from .served import COUNTERS, OF_EACH_WORKER, ServedModel
+from .served import COUNTERS_PER_WORKER, SERVER_COUNTERS, ServedModel
 
 HostArray = npt.NDArray[Any]
 Counters = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ Runs = list[tuple[int, int]]
 
 
 @dataclass
-class Facts:
+class ShardFacts:
     """Description of a shard, sent to all ranks.
 
     Attributes:
@@ -51,7 +51,7 @@ class Shard:
     """A server's part of the model and of the tables.
 
     Attributes:
-        generation, server, servers, runs: as in `Facts`.
+        generation, server, servers, runs: as in `ShardFacts`.
         workers: fixed ranks of the workers in the initial world.
         pushers: fixed ranks of the workers whose pushes `tables` counts, by number.
     """
@@ -66,9 +66,9 @@ class Shard:
     pushers: tuple[int, ...]
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ShardFacts:
         model, optimizer = self.model, self.model.local_step.state
-        return Facts(
+        return ShardFacts(
             self.generation,
             self.server,
             self.servers,
@@ -116,7 +116,7 @@ class Assembled:
     steps: int
     samples: int
     missing: npt.NDArray[np.bool_]
-    held: list[Facts]
+    held: list[ShardFacts]
 
     @property
     def lost(self) -> int:
@@ -141,7 +141,7 @@ class Assembled:
         pulled = [max(0, self.version - self.lag(worker)) for worker in workers]
         clocks = [worker.clock for worker in workers]
         own = [self.version, self.steps, self.samples, *clocks, *pushes, *pulled, *pulled]
-        assert len(own) == COUNTERS + OF_EACH_WORKER * len(workers)
+        assert len(own) == SERVER_COUNTERS + COUNTERS_PER_WORKER * len(workers)
         return np.array(own, np.int64)
 
 
@@ -166,7 +166,7 @@ def assemble(
     """
     local_facts = [list(vars(shard.facts).values()) for shard in shards]
     all_facts = [
-        [Facts(*plain) for plain in rank_facts]
+        [ShardFacts(*plain) for plain in rank_facts]
         for rank_facts in world.allgather_object(local_facts)
     ]
     entries = [

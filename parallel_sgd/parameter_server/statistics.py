@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LARGEST_COUNTED = 255  #: larger staleness is counted as this value
+MAX_COUNTED = 255  #: larger staleness is counted as this value
 NANO = 1_000_000_000
 
 Array = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class WorkerStatistics:
     seconds: Seconds = field(default_factory=Seconds)
 
     def count(self, staleness: int) -> None:
-        self.staleness[min(staleness, LARGEST_COUNTED)] += 1
+        self.staleness[min(staleness, MAX_COUNTED)] += 1
         self.summed_staleness += staleness
         self.largest_staleness = max(staleness, self.largest_staleness)
 
@@ -69,7 +69,7 @@ class WorkerStatistics:
         """Serialize the statistics for a message: int64 [`LENGTH`]."""
         counted = [getattr(self, name) for name in COUNTED]
         seconds = [round(NANO * s) for s in astuple(self.seconds)]
-        histogram = [self.staleness[s] for s in range(LARGEST_COUNTED + 1)]
+        histogram = [self.staleness[s] for s in range(MAX_COUNTED + 1)]
         return np.array(counted + seconds + histogram, np.int64)
 
 
@@ -77,7 +77,7 @@ COUNTED = tuple(f.name for f in fields(WorkerStatistics) if f.type == "int")
 SECONDS = [f.name for f in fields(Seconds)]
 WAIT = len(COUNTED) + SECONDS.index("wait")  #: index of the waiting time in nanoseconds
 HISTOGRAM = len(COUNTED) + len(SECONDS)
-LENGTH = HISTOGRAM + LARGEST_COUNTED + 1
+LENGTH = HISTOGRAM + MAX_COUNTED + 1
 
 
 def unpacked_statistics(numbers: Array) -> WorkerStatistics:

@@ -92,7 +92,7 @@ class Message:
     def packed(self) -> Header:
         header = np.zeros(HEADER_LENGTH, np.int64)
         values = [getattr(self, name) for name in NAMES]
-        for place in FRACTIONS:
+        for place in FLOAT_FIELDS:
             values[place] = struct.unpack("q", struct.pack("d", values[place]))[0]
         header[1 : 1 + len(NAMES)] = values
         header[0] = _checksum(header)
@@ -100,7 +100,7 @@ class Message:
 
 
 NAMES = tuple(field.name for field in fields(Message))
-FRACTIONS = [NAMES.index(name) for name in ("factor", "bits")]
+FLOAT_FIELDS = [NAMES.index(name) for name in ("factor", "bits")]
 
 
 def unpacked(header: Header) -> Message:
@@ -116,7 +116,7 @@ def unpacked(header: Header) -> Message:
         raise Malformed(f"kind={values['kind']} of a message is not known")
     kind = Kind(values.pop("kind"))
     fractions = {}
-    for name in (NAMES[place] for place in FRACTIONS):
+    for name in (NAMES[place] for place in FLOAT_FIELDS):
         value = struct.unpack("d", struct.pack("q", values.pop(name)))[0]
         if not 0 <= value < math.inf:
             raise Malformed(f"{name}={value} of a message must be a finite number, at least 0")

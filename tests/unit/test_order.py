@@ -54,7 +54,7 @@ def test_what_was_recorded_is_replayed(tmp_path, workers):
 
 
 def test_a_long_order_is_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(order_module, "FLUSHED", 8)
+    monkeypatch.setattr(order_module, "FLUSH_EVERY", 8)
     workers = np.random.default_rng(5).integers(0, 3, 43).tolist()
     order = RecordedOrder(str(tmp_path), 0, facts_of())
     for count, worker in enumerate(workers, 1):

@@ -327,7 +327,7 @@ def test_what_is_no_id_and_no_row_is_refused():
 
 
 def test_a_server_has_room_for_so_many_rows_only(monkeypatch):
-    monkeypatch.setattr("parallel_sgd.embedding.records.MOST", 3)
+    monkeypatch.setattr("parallel_sgd.embedding.records.MAX_RECORDS", 3)
     records = Records(())
     rows = np.full(4, -1, np.int32)
     with pytest.raises(UserError, match=r"^4 rows on one server: at most 3 are possible"):

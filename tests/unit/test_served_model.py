@@ -8,7 +8,7 @@ import pytest
 from parallel_sgd import SGD, Adam, MomentumSGD, Parameters, UserError
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.parameter_server import Rules, ServedModel
-from parallel_sgd.parameter_server.served import COUNTERS, OF_EACH_WORKER
+from parallel_sgd.parameter_server.served import COUNTERS_PER_WORKER, SERVER_COUNTERS
 
 N = 12
 
@@ -194,9 +194,11 @@ def test_a_state_is_all_there_is(optimizer, mode):
     state = one.state()
     assert state.dtype == np.uint8
     assert len(state) == one.state_bytes
-    counters = state[-8 * (COUNTERS + 3 * OF_EACH_WORKER) :].copy().view(np.int64).tolist()
-    assert counters[:COUNTERS] == [one.version, one.local_step.state.steps, one.samples]
-    assert counters[COUNTERS:] == [*one.clocks, *one.pushes, *one.pulled, *one.based]
+    counters = (
+        state[-8 * (SERVER_COUNTERS + 3 * COUNTERS_PER_WORKER) :].copy().view(np.int64).tolist()
+    )
+    assert counters[:SERVER_COUNTERS] == [one.version, one.local_step.state.steps, one.samples]
+    assert counters[SERVER_COUNTERS:] == [*one.clocks, *one.pushes, *one.pulled, *one.based]
     if mode != "sync":
         push(other, 1)  # what it held before does not matter
     other.set_state(state.copy())
