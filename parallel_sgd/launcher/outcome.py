@@ -6,11 +6,11 @@ Open MPI's mpiexec exits with 0 if a whole host fails, and with 1 or 137 if all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ..communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
-from .supervisor import Supervisor
 
 
 class Ending(Enum):
@@ -38,56 +38,88 @@ class Outcome:
     at_start: bool = False
 
 
-def judge(code: int, supervisor: Supervisor, *, survive: bool) -> Outcome:
-    """Return the outcome of a job that has ended.
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """The launcher's knowledge of a job whose mpiexec has ended.
+
+    Attributes:
+        ranks: the number of ranks of the job.
+        mpiexec_code: mpiexec's exit code.
+        end_statuses: the reported end by rank, of `rank_status.END_STATUSES`.
+        signed_on: the ranks known to have signed on and able to report their end.
+        killed: a description of the rank that exited without a report before any failure, or None.
+        failed_at_start: likewise, before the ranks of a `--survive` job had a learner, or None.
+        all_stopped: a description of the stop of all ranks, which has ended the job, or None.
+        saw_all_finish: True if a rank has seen all ranks finish.
+        has_unfinished_session: True if a training session has begun, and no rank has finished it.
+        lost_folder: the launcher's folder, if it was removed and reports may be lost; else None.
+    """
+
+    ranks: int
+    mpiexec_code: int
+    end_statuses: Mapping[int, str] = field(default_factory=dict)
+    signed_on: frozenset[int] = frozenset()
+    killed: str | None = None
+    failed_at_start: str | None = None
+    all_stopped: str | None = None
+    saw_all_finish: bool = False
+    has_unfinished_session: bool = False
+    lost_folder: str | None = None
+
+    def ended_with(self, *statuses: str) -> list[int]:
+        """Return the ranks that have ended with one of these statuses, in ascending order."""
+        return sorted(rank for rank, status in self.end_statuses.items() if status in statuses)
+
+    def any_ended(self, *statuses: str) -> bool:
+        """Return True if any rank has ended with one of these statuses."""
+        return bool(self.ended_with(*statuses))
+
+    @property
+    def all_reported(self) -> bool:
+        """True if all ranks that could report their end have done so, or have seen it.
+
+        No rank of a program without `Communicator.world` sees all ranks finish.
+        """
+        return self.saw_all_finish or self.signed_on <= self.end_statuses.keys()
+
+
+def outcome(job: JobStatus, *, survive: bool) -> Outcome:
+    """Return the outcome of a job. The first condition that holds decides.
 
     Args:
-        code: mpiexec's exit code.
-        supervisor: the reports of the job's ranks.
+        job: the status of the job.
         survive: True if remaining ranks go on after a failure (`--survive`).
     """
-    exit_reasons, killed_rank = supervisor.exit_reasons(), supervisor.killed_rank()
-    reasons = set(exit_reasons.values())
-    if PREEMPTED in reasons:  # reported only after all ranks have agreed and saved
+    code = job.mpiexec_code
+    if job.any_ended(PREEMPTED):  # reported only after all ranks have agreed and saved
         return Outcome(Ending.PREEMPTED)
-    if supervisor.all_stopped is not None:
-        return Outcome(Ending.LOST, supervisor.all_stopped)
-    if supervisor.failed_at_start is not None:
-        return Outcome(Ending.LOST, supervisor.failed_at_start, at_start=True)
-    if survive and FINISHED in reasons and not reasons & {FAILED, LOST}:
-        if supervisor.has_unfinished_session():
-            return Outcome(Ending.LOST, _unfinished_session(killed_rank or "ranks are lost"))
-        return Outcome(Ending.COMPLETE)
-    if killed_rank is not None and not survive:
-        return Outcome(Ending.LOST, killed_rank)
-    if LOST in reasons:
-        ranks = ", ".join(str(rank) for rank in sorted(exit_reasons) if exit_reasons[rank] == LOST)
+    if job.all_stopped is not None:
+        return Outcome(Ending.LOST, job.all_stopped)
+    if job.failed_at_start is not None:
+        return Outcome(Ending.LOST, job.failed_at_start, at_start=True)
+    if survive and job.any_ended(FINISHED) and not job.any_ended(FAILED, LOST):
+        if not job.has_unfinished_session:
+            return Outcome(Ending.COMPLETE)
+        no_model = "nobody has finished its training session: no final model is saved"
+        return Outcome(Ending.LOST, f"{job.killed or 'ranks are lost'}, and {no_model}")
+    if job.killed is not None and not survive:
+        return Outcome(Ending.LOST, job.killed)
+    if lost := job.ended_with(LOST):
+        ranks = ", ".join(map(str, lost))
         return Outcome(Ending.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
-    if FAILED in reasons:
+    if job.any_ended(FAILED):
         return Outcome(Ending.FAILED)
-    # No rank of a program without Communicator.world sees all ranks finish.
-    silent = supervisor.signed_on() - exit_reasons.keys()
-    reported = supervisor.saw_all_finish() or not silent
-    if (
-        not survive
-        and exit_reasons
-        and ((code == 0 and reported) or len(exit_reasons) == supervisor.ranks)
-    ):
+    succeeded = code == 0 and job.all_reported
+    if not survive and job.end_statuses and (succeeded or len(job.end_statuses) == job.ranks):
         return Outcome(Ending.COMPLETE)
-    if supervisor.may_miss_reports:
-        folder_gone = (
-            f"the folder {str(supervisor.folder)!r} is gone, by which ranks say how they end"
-        )
+    if job.lost_folder is not None:
+        gone = f"the folder {job.lost_folder!r} is gone, by which ranks say how they end"
         if code == 0:
-            return Outcome(Ending.COMPLETE, folder_gone, reported=False)
-        return Outcome(Ending.LOST, f"mpiexec has ended (exit code {code}), and {folder_gone}")
-    if not survive and code == 0 and not supervisor.signed_on():
+            return Outcome(Ending.COMPLETE, gone, reported=False)
+        return Outcome(Ending.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
+    if code == 0 and not survive and not job.signed_on:
         return Outcome(Ending.COMPLETE, reported=False)
-    if code == 0 and survive and not exit_reasons:
+    if code == 0 and survive and not job.end_statuses:
         return Outcome(Ending.LOST, "no rank has come to the end of the program")
     why = f"mpiexec has ended (exit code {code}), and the ranks have not said why"
-    return Outcome(Ending.LOST, killed_rank or why)
-
-
-def _unfinished_session(why: str) -> str:
-    return f"{why}, and nobody has finished its training session: no final model is saved"
+    return Outcome(Ending.LOST, job.killed or why)

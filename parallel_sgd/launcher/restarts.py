@@ -28,7 +28,7 @@ from ..communication.liveness.preemption import chosen_signals, requeue
 from ..communication.stderr import write_stderr
 from .job import TIMED_OUT, Deadline, Signals, caught_signals, run_job
 from .options import Request
-from .outcome import Ending, Outcome, judge
+from .outcome import Ending, Outcome, outcome
 from .reachable_hosts import Hosts
 from .supervisor import Supervisor
 
@@ -174,30 +174,31 @@ class Restarts:
             end = run_job(
                 launch.command, environ, self._deadline, supervisor, signals, stdin=empty_stdin
             )
-            code, outcome = end.code, judge(end.code, supervisor, survive=request.survive)
+            code = end.code
+            judged = outcome(supervisor.job_status(code), survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
-            if outcome.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
-                self._warn_if_uncertain(code, outcome)
+            if judged.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
+                self._warn_if_uncertain(code, judged)
             silent_exit = None if request.survive else supervisor.silent_exit_line()
             silent_exit = silent_exit and silent_exit + exit_code_hint(code)
-            if end.killed and outcome.end is Ending.LOST:  # also the cause of the ranks' failure
-                outcome, silent_exit = replace(outcome, why=end.killed), end.killed
+            if end.killed and judged.end is Ending.LOST:  # also the cause of the ranks' failure
+                judged, silent_exit = replace(judged, why=end.killed), end.killed
             if lost := stdout_problem():
-                if outcome.end is Ending.LOST and code == _MPICH_OWN_FAILURE:
-                    outcome, silent_exit = replace(outcome, why=lost), lost
-                elif outcome.end is Ending.COMPLETE:
+                if judged.end is Ending.LOST and code == _MPICH_OWN_FAILURE:
+                    judged, silent_exit = replace(judged, why=lost), lost
+                elif judged.end is Ending.COMPLETE:
                     write_stderr(f"parallel-sgd: {lost}")
             elif (
-                outcome.end is Ending.LOST
+                judged.end is Ending.LOST
                 and code == _OPEN_MPI_OWN_FAILURE
                 and stdout_has_no_reader()
             ):
-                outcome, silent_exit = replace(outcome, why=_NO_READER), _NO_READER
+                judged, silent_exit = replace(judged, why=_NO_READER), _NO_READER
             seconds = time.monotonic() - began
             asked_to_leave = bool(signals.notices) or supervisor.was_asked_to_leave()
             return Attempt(
                 code,
-                outcome,
+                judged,
                 seconds,
                 supervisor.newest_checkpoint(),
                 silent_exit,

@@ -37,6 +37,7 @@ from ..communication.liveness.rank_status import (
 from ..communication.phrases import in_words
 from ..communication.timeouts import TIMEOUT_S
 from .cleanup import MPIEXEC, locked_folder, remove, remove_leftovers
+from .outcome import JobStatus
 from .rank_errors import RankErrors
 from .startup import StartupMonitor
 from .status_pipes import RankReport, RankReports
@@ -247,6 +248,22 @@ class Supervisor:
         """Return the newest checkpoint known to be written in this job, or None."""
         reports = self._reports_of(CHECKPOINT)
         return reports[-1].text or None if reports else None
+
+    def job_status(self, mpiexec_code: int) -> JobStatus:
+        """Return all that is known of the job. Call it when mpiexec has ended."""
+        self.check()
+        return JobStatus(
+            ranks=self.ranks,
+            mpiexec_code=mpiexec_code,
+            end_statuses=self.exit_reasons(),
+            signed_on=frozenset(self.signed_on()),
+            killed=self.killed_rank(),
+            failed_at_start=self.failed_at_start,
+            all_stopped=self.all_stopped,
+            saw_all_finish=self.saw_all_finish(),
+            has_unfinished_session=self.has_unfinished_session(),
+            lost_folder=str(self.folder) if self.may_miss_reports else None,
+        )
 
     def killed_rank(self) -> str | None:
         """Describe the rank that exited without a report before any reported failure, or None."""

@@ -24,7 +24,7 @@ from parallel_sgd.communication.liveness.heartbeat import (
     make_heartbeat_table,
 )
 from parallel_sgd.communication.liveness.rank_status import PROCESS
-from parallel_sgd.launcher.outcome import Ending, Outcome, judge
+from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
 from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 7
@@ -180,6 +180,6 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
         while said is None and time.monotonic() < until:
             said = supervisor.reason_to_end()
         assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
-        assert judge(1, supervisor, survive=False) == Outcome(Ending.LOST, said)
+        assert outcome(supervisor.job_status(1), survive=False) == Outcome(Ending.LOST, said)
         assert supervisor.silent_exit_line() is None
     assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL

@@ -28,7 +28,6 @@ from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
 from parallel_sgd.launcher.options import Request, parse
-from parallel_sgd.launcher.outcome import Ending, judge
 from parallel_sgd.launcher.reachable_hosts import Hosts
 from parallel_sgd.launcher.restarts import Restarts, job_variables
 from parallel_sgd.launcher.run import Launch, plan
@@ -352,50 +351,6 @@ def test_a_child_of_a_rank_ends_by_sigterm():
     """As multiprocessing ends its own, and waits for them."""
     environ = os.environ | {launched.PREEMPT_ON: "SIGTERM"}
     subprocess.run([sys.executable, "-c", FORKED], env=environ, check=True, timeout=50)
-
-
-JUDGED = [
-    # mpiexec's code, --survive, files, and what that is
-    (0, False, words(FINISHED, FINISHED, FINISHED), Ending.COMPLETE),
-    (
-        1,
-        False,
-        words(FINISHED, FINISHED, FINISHED),
-        Ending.COMPLETE,
-    ),  # something has gone wrong after that
-    (1, False, words(FINISHED, FINISHED), Ending.LOST),
-    (0, False, {"0.on": "", "2.on": ""}, Ending.LOST),  # Open MPI, where a host is lost
-    (
-        0,
-        False,
-        {"0.on": "", "2.on": "", **words(FINISHED)},
-        Ending.LOST,
-    ),  # and the program meets nobody
-    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(FINISHED)}, Ending.COMPLETE),
-    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(FINISHED)}, Ending.LOST),
-    (0, False, {"0.on": "", **words(FINISHED)}, Ending.COMPLETE),  # others cannot say anything
-    (0, False, {}, Ending.COMPLETE),
-    (137, True, words(FINISHED, FINISHED), Ending.COMPLETE),
-    (0, True, words(FINISHED), Ending.COMPLETE),
-    (0, True, {}, Ending.LOST),
-    (1, True, words(FINISHED, FAILED), Ending.FAILED),
-    (0, True, {**words(FINISHED), "2.0.begun": ""}, Ending.LOST),
-    (0, True, {**words(FINISHED), "2.0.begun": "", "0.0.over": ""}, Ending.COMPLETE),
-    (0, True, {**words(FINISHED), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, Ending.LOST),
-    (1, False, words(FAILED, LOST), Ending.LOST),
-    (1, True, words(FINISHED, LOST), Ending.LOST),
-    (1, False, words(PREEMPTED, FINISHED), Ending.PREEMPTED),
-]
-
-
-@pytest.mark.parametrize(("code", "survive", "files", "end"), JUDGED)
-def test_the_ranks_say_how_it_has_ended(code, survive, files, end):
-    with Supervisor(RANKS) as supervisor:
-        for name, text in files.items():
-            Path(supervisor.environ[FOLDER], name).write_text(text)
-        outcome = judge(code, supervisor, survive=survive)
-    assert outcome.end is end
-    assert ("no final model" in outcome.why) == (end is Ending.LOST and "2.0.begun" in files)
 
 
 def test_the_newest_checkpoint_is_what_was_told_last():

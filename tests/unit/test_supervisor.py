@@ -22,7 +22,7 @@ from parallel_sgd.communication.job_environment import FOLDER
 from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PROCESS
 from parallel_sgd.launcher import cleanup as leftovers
 from parallel_sgd.launcher import supervisor as supervisor_module
-from parallel_sgd.launcher.outcome import Ending, Outcome, judge
+from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
 from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 4
@@ -178,7 +178,7 @@ def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
             told(word)
         assert told("is killed" if word == "is killed" else "ends") == ""
         ends = {"ends": Ending.COMPLETE, FAILED: Ending.FAILED, "is killed": Ending.LOST}
-        assert judge(1, supervisor, survive=False).end is ends[word]
+        assert outcome(supervisor.job_status(1), survive=False).end is ends[word]
         assert (supervisor.killed_rank() is not None) == (word == "is killed")
         assert (supervisor.silent_exit_line() is not None) == (word == "is killed")
         assert supervisor.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
@@ -190,9 +190,9 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
     with Supervisor(2) as supervisor, telling(supervisor) as told:
         without_folder(supervisor)
         assert told("ends") == ""
-        outcome = judge(code, supervisor, survive=False)
-        assert (outcome.end, outcome.reported) == (end, code != 0)
-        assert f"the folder '{supervisor.environ[FOLDER]}' is gone" in outcome.why
+        judged = outcome(supervisor.job_status(code), survive=False)
+        assert (judged.end, judged.reported) == (end, code != 0)
+        assert f"the folder '{supervisor.environ[FOLDER]}' is gone" in judged.why
         assert supervisor.silent_exit_line() is None
 
 
@@ -243,7 +243,9 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
             supervisor.check()
             time.sleep(0.02)
             assert supervisor.reason_to_end() is None
-        assert judge(0, supervisor, survive=False) == Outcome(Ending.COMPLETE, reported=False)
+        assert outcome(supervisor.job_status(0), survive=False) == Outcome(
+            Ending.COMPLETE, reported=False
+        )
         kill(ranks, 1)
         assert supervisor.silent_exit_line() is None
 
