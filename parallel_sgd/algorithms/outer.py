@@ -1,7 +1,7 @@
 """Outer steps of local updates: how the common model moves at the end of a block.
 
-Φ is the common model [n]. G is the pseudo-gradient of a block: the sum of the ranks' local steps,
-subtracted from Φ and averaged. An outer step changes Φ, and a momentum [n] of its own.
+Φ is the common model [n]. G is the pseudo-gradient of a block: the decrease of Φ by the ranks'
+local steps, averaged over the ranks. An outer step changes Φ, and a momentum [n] of its own.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ RowNumbers = npt.NDArray[Any] | Sequence[int]
 class RemoteArray:
     """An array of float32 (`ArrayTable`) with its rows on servers.
 
-    Every `add` is applied on arrival. In mode "sync", all additions since the last push of the
-    model are summed in the order of the workers and applied once with each push. Then `get` returns
-    the array right after the latest push.
+    Servers apply an `add` on arrival. In mode "sync" of the model, servers wait for the next push
+    of all workers, and then apply the sum of the additions of all workers, in the order of the
+    workers. There `get` returns the array right after the latest push.
 
     Args:
         options: of the array.

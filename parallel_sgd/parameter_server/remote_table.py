@@ -43,10 +43,12 @@ class RemoteTable:
     """The rows of a distributed embedding table (`Embedding`): float32 [width] for each int64 id.
 
     Only distinct ids travel, with the sum of their gradients. The first push of an id creates its
-    row. Until then the row has its initial values, a function of the table's seed and the id. Rows
-    are trained on arrival of a push. In mode "sync", all pushes since the last push of the model
-    are summed in the order of the workers, and applied once with each push, divided by the samples
-    of all workers. Then a pull returns the rows right after the latest push.
+    row. Until then the row has its initial values, a function of the table's seed and the id.
+
+    Servers train rows on arrival of a push. In mode "sync" of the model, servers wait for the next
+    push of the model by all workers. Then they sum the rows' gradients of all workers, in the order
+    of the workers, divide by the samples of all workers, and take a step. There a pull returns the
+    rows right after the latest push of the model.
 
     Args:
         options: of the table.

@@ -31,8 +31,9 @@ class ShardFacts:
         server, servers: number of the server, and the number of servers.
         runs: the shard's ranges of the flat vector, as (start, stop).
         version, steps, samples: of the server's model and optimizer.
-        pushes: number of pushes that have changed the model, by worker.
-        clocks: number of pushes that have arrived and wait for no round, by worker.
+        pushes: number of pushes that have changed the model, by the worker's fixed rank.
+        clocks: number of pushes that have arrived and wait for no round, by the worker's fixed
+            rank.
     """
 
     generation: int
@@ -50,10 +51,12 @@ class ShardFacts:
 class Shard:
     """A server's part of the model and of the tables.
 
+    A fixed rank is a rank's number in the world, unchanged by failures (`world_ranks`).
+
     Attributes:
         generation, server, servers, runs: as in `ShardFacts`.
-        workers: fixed ranks of the workers in the initial world.
-        pushers: fixed ranks of the workers whose pushes `tables` counts, by number.
+        workers: fixed ranks of the workers, ordered by worker number.
+        pushers: fixed ranks of the workers with pushes in `tables`, ordered by number there.
     """
 
     generation: int
@@ -86,7 +89,7 @@ class WorkerProgress:
     """A worker's own account of its progress.
 
     Attributes:
-        rank: fixed rank in the initial world.
+        rank: fixed rank.
         generation: of the latest servers that have answered this worker.
         versions: of the models on this worker, by server.
         clock: number of pushes, without a push under way.

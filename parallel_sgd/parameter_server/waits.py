@@ -25,13 +25,13 @@ def of_kind(held: Mapping[int, Request], kind: Kind) -> set[int]:
 
 
 def disagreement(held: Mapping[int, Request], ranks: Sequence[int]) -> str | None:
-    """Explain in a line why workers with a shared minibatch cannot continue, or return None.
-
-    Their samples must be equal.
+    """Explain in a line why workers with a shared minibatch cannot continue.
 
     Args:
         held: the requests with their samples, by worker.
         ranks: of every worker in the world.
+    Returns:
+        The explanation, or None if the samples of all requests are equal.
     """
     samples = [str(request.message.samples) for request in held.values()]
     return different_values(WHOLE_MINIBATCH, samples, [ranks[worker] for worker in held])
@@ -44,7 +44,7 @@ def deadlock(
     clocks: Sequence[int],
     mode: str,
 ) -> str | None:
-    """Explain in a line why training cannot continue. None if possible.
+    """Explain in a line why training cannot continue.
 
     A deadlock has two forms. All workers wait, so no worker will ever send the awaited request. Or
     a worker waits at a meeting of all, and a finished worker will never come.
@@ -54,6 +54,8 @@ def deadlock(
         busy: workers not waiting.
         ranks, clocks: of every worker: its rank in the world, and its number of pushes.
         mode: of the rules.
+    Returns:
+        The explanation, or None without a deadlock.
     """
     met_by_all = not (of_kind(held, Kind.MEET) and of_kind(held, Kind.LEAVE))
     if not held or (busy and met_by_all):
