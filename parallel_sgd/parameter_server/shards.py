@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Communicator
+from ..communication.serialization import message
 from ..embedding import ServedTables
 from .served import COUNTERS_PER_WORKER, SERVER_COUNTERS, ServedModel
 
@@ -22,6 +23,7 @@ Counters = npt.NDArray[np.int64]
 Runs = list[tuple[int, int]]
 
 
+@message
 @dataclass
 class ShardFacts:
     """Description of a shard, sent to all ranks.
@@ -84,6 +86,7 @@ class Shard:
         )
 
 
+@message
 @dataclass
 class WorkerProgress:
     """A worker's own account of its progress.
@@ -167,11 +170,7 @@ def assemble(
 
     Collective. Cost: every rank receives the whole model with the buffers.
     """
-    local_facts = [list(vars(shard.facts).values()) for shard in shards]
-    all_facts = [
-        [ShardFacts(*plain) for plain in rank_facts]
-        for rank_facts in world.allgather_object(local_facts)
-    ]
+    all_facts: list[list[ShardFacts]] = world.allgather_object([shard.facts for shard in shards])
     entries = [
         (facts, rank, number)
         for rank, rank_facts in enumerate(all_facts)

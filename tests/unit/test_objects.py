@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, namedtuple
+from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import UserError
-from parallel_sgd.communication.serialization import DEEPEST, packed, unpacked
+from parallel_sgd.communication.serialization import DEEPEST, message, packed, unpacked
 from parallel_sgd.errors import NotFinite, SharedProblem
 
 repeatable = settings(
@@ -122,7 +124,7 @@ for _ in range(DEEPEST + 1):
 
 
 @pytest.mark.parametrize(
-    ("item", "message"),
+    ("item", "problem"),
     [
         (object(), "an object cannot be sent to other ranks: send None, bool, int,"),
         (print, "cannot be sent to other ranks"),
@@ -143,8 +145,8 @@ for _ in range(DEEPEST + 1):
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_what_is_refused(item, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_what_is_refused(item, problem):
+    with pytest.raises(UserError, match=problem) as caught:
         packed(item)
     assert "\n" not in str(caught.value)
 
@@ -197,7 +199,7 @@ def test_a_changed_byte(place, byte):
         assert "damaged" in str(error)
 
 
-@pytest.mark.parametrize("tag", [0, 11, 127])
+@pytest.mark.parametrize("tag", [0, 12, 127])
 def test_a_tag_that_is_not_known(tag):
     with pytest.raises(UserError, match="damaged, or of another version"):
         unpacked(msgpack.packb(msgpack.ExtType(tag, b"")))
@@ -206,4 +208,46 @@ def test_a_tag_that_is_not_known(tag):
 def test_an_array_of_objects_is_not_made():
     data = msgpack.packb(msgpack.ExtType(6, packed(["|O", (1,), b"\0" * 8])))
     with pytest.raises(UserError, match="an array of objects"):
+        unpacked(data)
+
+
+@message
+@dataclass
+class Inner:
+    counts: dict[int, int]
+
+
+@message
+@dataclass
+class Outer:
+    inner: Inner | None
+    array: Any
+    names: tuple[str, ...] = ()
+
+
+@dataclass
+class Unregistered:
+    value: int = 1
+
+
+def test_a_registered_dataclass_arrives_by_the_names_of_its_fields() -> None:
+    sent = Outer(Inner({3: 4}), np.arange(3, dtype=np.int16), ("a",))
+    first, second = unpacked(packed([sent, Inner({})]))
+    assert type(first) is Outer
+    assert (first.inner, first.names, second) == (sent.inner, sent.names, Inner({}))
+    assert np.array_equal(first.array, sent.array)
+    assert first.array.dtype == np.int16
+
+
+def test_a_dataclass_that_is_not_registered_is_not_sent() -> None:
+    with pytest.raises(UserError, match="Unregistered cannot be sent"):
+        packed(Unregistered())
+
+
+@pytest.mark.parametrize(
+    "content", [["Inner", {}], ["Inner", {"counts": 1, "more": 2}], ["Nothing", {}], ["Inner"], 3]
+)
+def test_a_dataclass_with_other_fields_is_of_another_version(content: Any) -> None:
+    data = msgpack.packb(msgpack.ExtType(11, packed(content)))
+    with pytest.raises(UserError, match="damaged, or of another version"):
         unpacked(data)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...communication.serialization import message
 from ...parameter_server import WorkerProgress
-from ...parameter_server.statistics import unpacked_statistics
 
 
+@message
 @dataclass
 class ServedLosses:
     """What has been lost so far, for `Learner.report`.
@@ -26,9 +27,11 @@ class ServedLosses:
 
 def largest(known: list[ServedLosses]) -> ServedLosses:
     """Of what ranks know: some may have counted a death that others have not."""
-    return ServedLosses(*map(max, zip(*(vars(losses).values() for losses in known), strict=True)))
+    names = vars(known[0])
+    return ServedLosses(**{name: max(getattr(losses, name) for losses in known) for name in names})
 
 
+@message
 @dataclass
 class RecoveryStatus:
     """What every rank tells the others as they go on.
@@ -42,7 +45,7 @@ class RecoveryStatus:
         losses: so far; None from a rank that joins.
         workers: that it has known last, by their ranks in the world; none from a rank that joins.
         calls: that all workers have come to the end of, as far as it knows.
-        statistics: of all workers, where it has completed.
+        statistics: of all workers, packed, if the model is complete.
     """
 
     completed: bool
@@ -53,36 +56,4 @@ class RecoveryStatus:
     losses: ServedLosses | None
     workers: list[int]
     calls: int
-    statistics: Any
-
-
-def plain_of(told: RecoveryStatus) -> list[Any]:
-    """As a message can hold it."""
-    pulled, losses, statistics = told.pulled, told.losses, told.statistics
-    return [
-        told.completed,
-        pulled and list(vars(pulled).values()),
-        told.samples,
-        told.total,
-        told.began,
-        losses and list(vars(losses).values()),
-        told.workers,
-        told.calls,
-        statistics and [its.packed() for its in statistics],
-    ]
-
-
-def status_from_plain(plain: list[Any]) -> RecoveryStatus:
-    """The inverse of `plain_of`."""
-    completed, pulled, samples, total, began, losses, workers, calls, statistics = plain
-    return RecoveryStatus(
-        completed,
-        pulled and WorkerProgress(*pulled),
-        samples,
-        total,
-        began,
-        losses and ServedLosses(*losses),
-        workers,
-        calls,
-        statistics and [unpacked_statistics(numbers) for numbers in statistics],
-    )
+    statistics: list[Any] | None

@@ -24,9 +24,10 @@ from ...kernels import array_module, on_host
 from ...optimizers import LocalStep
 from ...parameter_server import Assembled, Shard, WorkerProgress, assemble
 from ...parameter_server.roles import ServerGroup
+from ...parameter_server.statistics import unpacked_statistics
 from ...state import Cause
 from .base import Reconfiguring, Recoverable
-from .recovery_status import RecoveryStatus, ServedLosses, largest, plain_of, status_from_plain
+from .recovery_status import RecoveryStatus, ServedLosses, largest
 
 Result = TypeVar("Result")
 
@@ -261,37 +262,37 @@ class ServerFailover(Reconfiguring):
     def _own_model(self) -> Any:
         return on_host(self._learner.parameters.flat.copy())
 
-    def _told(self) -> RecoveryStatus:
+    def _status(self) -> RecoveryStatus:
         learner, state, world = self._learner, self._learner.state, self._learner.world
         known = self._served >= 0
         pulled = None
         if known and not learner.serves and not self._completed:
             client = state.client
+            pushing = client.pending_push
             pulled = WorkerProgress(
-                world.world_ranks[world.rank],
-                self._served,
-                client.versions,
-                client.clock if client.pending_push is None else client.pending_push.clock - 1,
-                client.samples,
+                rank=world.world_ranks[world.rank],
+                generation=self._served,
+                versions=client.versions,
+                clock=client.clock if pushing is None else pushing.clock - 1,
+                samples=client.samples,
             )
+        statistics = state.table
         return RecoveryStatus(
-            self._completed,
-            pulled,
-            learner.samples,
-            state.minibatch.total if state.minibatch else learner.last_samples,
-            state.began or learner.serves,
-            self.losses if known else None,
-            list(self._workers),
-            self._calls,
-            state.table,
+            completed=self._completed,
+            pulled=pulled,
+            samples=learner.samples,
+            total=state.minibatch.total if state.minibatch else learner.last_samples,
+            began=state.began or learner.serves,
+            losses=self.losses if known else None,
+            workers=list(self._workers),
+            calls=self._calls,
+            statistics=statistics and [its.packed() for its in statistics],
         )
 
     def _rejoin(self) -> None:
         """Servers go on from what all ranks hold. Collective."""
         learner, world = self._learner, self._learner.world
-        everybody = [
-            status_from_plain(plain) for plain in world.allgather_object(plain_of(self._told()))
-        ]
+        everybody: list[RecoveryStatus] = world.allgather_object(self._status())
         self.losses = largest([told.losses for told in everybody if told.losses] or [self.losses])
         self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
         if any(told.completed for told in everybody):
@@ -387,7 +388,8 @@ class ServerFailover(Reconfiguring):
         x[...] = array_module(x).asarray(final)
         if not self._completed:
             tables = (told.statistics for told in everybody if told.completed)
-            state.end_without_servers(next(filter(None, tables), None))
+            table = next(filter(None, tables), None)
+            state.end_without_servers(table and [unpacked_statistics(its) for its in table])
         state.connection.end_without_servers()
         self._completed, self._model = True, None
 
