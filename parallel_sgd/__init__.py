@@ -15,7 +15,7 @@
 True
 """
 
-# ruff: noqa: E402 - what Ctrl-C does while the rest is imported comes first
+# ruff: noqa: E402 - the handler for Ctrl-C must be installed before the slow imports
 from . import starting
 
 starting.begin()
@@ -108,8 +108,8 @@ __all__ = [
     "traced",
 ]
 
-#: Where the public names are: each is imported when it is first asked for. A launcher asks for
-#: none, and whoever asks for `torch` waits for PyTorch.
+#: The module of each public name, imported on first use. A launcher uses none of these names,
+#: and only a program that uses `torch` waits for PyTorch.
 _ROOMS = {
     "": (
         *("algorithms", "array_files", "checks", "compression", "costs", "data", "embedding"),
@@ -136,7 +136,7 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name that is asked for the first time."""
+    """Import a public name on its first use."""
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     room = _ROOM_OF[name]
@@ -149,8 +149,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Public names, but for `torch` until it was imported: whoever asks for all of these (`help`,
-    `inspect.getmembers`, a tab) may have no PyTorch."""
+    """Return the public names, without `torch` unless imported: `help`, `inspect.getmembers` or a
+    tab access all names, and PyTorch may not be installed."""
     return sorted({*globals(), *_ROOM_OF.keys() - {"torch"}})
 
 

@@ -1,4 +1,4 @@
-"""`python -m parallel_sgd` is `parallel-sgd`."""
+"""Entry point for `python -m parallel_sgd`: the same as `parallel-sgd`."""
 
 import sys
 

@@ -14,7 +14,8 @@ LONGEST = 500  #: characters of an error: arguments may be of any length
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises a UserError, one line, where argparse prints its usage and exits."""
+    """An argument parser that raises a one-line UserError, instead of argparse's usage text and
+    exit."""
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(message.removeprefix("argument ").split())
@@ -28,8 +29,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def path_given(name: str, path: str) -> str:
-    """A path as a shell would give it: of ``~/x`` that in the home folder. (No shell has seen one
-    that stands in a file, or behind "=".)
+    """Expand a leading ``~`` of a path, as a shell does. (The shell expands no path in a file, or
+    behind "=".)
 
     Raises:
         UserError: there is no such home folder.

@@ -22,10 +22,10 @@ Fact = dict[str, Any]  #: size and checksum of a file: ``{"bytes": …, "sha256"
 
 
 def require_safetensors() -> Any:
-    """The library's module `safetensors.numpy`.
+    """Return the library's module `safetensors.numpy`.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the library is not installed.
     """
     try:
         importlib.import_module("safetensors")
@@ -37,26 +37,27 @@ def require_safetensors() -> Any:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> Fact:
-    """Write contiguous arrays to a new file, and bring it to the disk."""
+    """Write contiguous arrays to a new file, and flush the file to the disk. Return its size and
+    checksum."""
     make_new(path)
     mode = path.stat().st_mode
     require_safetensors().save_file(dict(arrays), path)
-    path.chmod(stat.S_IMODE(mode))  # some versions give the file to this user alone
+    path.chmod(stat.S_IMODE(mode))  # some versions remove access by group and others
     return flushed(path)
 
 
 def open_arrays(path: Path) -> Any:
-    """A file of arrays: `keys()` are their names, `get_tensor(name)` reads one."""
+    """Open a file of arrays: `keys()` returns their names, `get_tensor(name)` reads an array."""
     require_safetensors()
     return importlib.import_module("safetensors").safe_open(path, framework="numpy")
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
-    """What arrays raise that cannot be read: for their file, or for memory."""
+    """Return the exception types of unreadable arrays: due to the file, or to memory."""
     return OSError, MemoryError, importlib.import_module("safetensors").SafetensorError
 
 
-#: By safetensors' names; others are none of ours.
+#: By safetensors' names; no checkpoint has further types.
 DTYPES = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
     **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
@@ -66,22 +67,22 @@ DTYPES = {
 
 
 class StoredArray(Protocol):
-    """An array that is read when it is asked for, whole or by rows of its first axis."""
+    """An array read on demand, whole or by rows of its first axis."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def whole(self) -> HostArray:
-        """All of it."""
+        """Read the whole array."""
         ...
 
     def rows(self, begin: int, end: int) -> HostArray:
-        """A part of the first axis."""
+        """Read a range of the first axis."""
         ...
 
 
 class ArrayInMemory:
-    """One that is there already."""
+    """A stored array already in memory."""
 
     def __init__(self, array: HostArray) -> None:
         self._array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -94,10 +95,10 @@ class ArrayInMemory:
 
 
 class ArrayInFile:
-    """One of a safetensors file.
+    """A stored array in a safetensors file.
 
     Args:
-        file: of `open_arrays`.
+        file: as returned by `open_arrays`.
         name: of the array.
 
     Attributes:
@@ -122,7 +123,7 @@ class ArrayInFile:
 
 
 def flushed(path: Path) -> Fact:
-    """Bring a file to the disk; its size and checksum."""
+    """Flush a file to the disk. Return its size and checksum."""
     with path.open("rb") as file:
         flushing = InBackground(f"flush {path.name}", lambda: os.fsync(file.fileno()))
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -131,6 +132,6 @@ def flushed(path: Path) -> Fact:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file; raises a UserError where it is no regular one."""
+    """Return the SHA-256 of a file. Raises a UserError if the file is not a regular file."""
     with opened(path.name, path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What an option must be: small objects that check a value, and read it from the command line.
+"""Checks of option values: small objects that validate a value, and parse it from the command line.
 
 Everything here is local.
 """
@@ -15,34 +15,34 @@ from .validation import checked_path, choice, integer, number, points, shown
 
 
 class Check(Protocol):
-    """What an option must be."""
+    """Validates the values of an option, and parses these from text."""
 
     @property
     def metavar(self) -> str:
-        """What stands for a value on the command line: its choices, where it has some."""
+        """Placeholder for a value on the command line: the choices, if there are any."""
 
     @property
     def expected(self) -> str:
-        """What must be given, in words, where a text cannot be read."""
+        """Description of a valid text, for the error about an invalid one."""
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value, as a plain one.
+        """Return the value as a plain value.
 
         Raises:
-            UserError: it is not possible, naming the option.
+            UserError: the value is invalid; names the option.
         """
 
     def read(self, text: str) -> Any:
-        """A value from the command line, not checked yet.
+        """Parse a value from the command line, without checking its range.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is invalid.
         """
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number, of at least `least` and at most `most`."""
+    """A whole number from `least` to `most` (None: no limit)."""
 
     least: int = 0
     most: int | None = None
@@ -58,7 +58,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """A finite number, of at least `least` (0 only if not `positive`), less than `below`, and at
+    """A finite number of at least `least` (more than 0 if `positive`), less than `below`, and at
     most `most`."""
 
     least: float = 0
@@ -94,7 +94,7 @@ class Choice:
 
     @property
     def values(self) -> Sequence[Any]:
-        """All of them."""
+        """All choices."""
         return self._values
 
     @property
@@ -105,7 +105,8 @@ class Choice:
         return choice(name, value, self.values)
 
     def read(self, text: str) -> Any:
-        """The value whose text it is; else a whole number, where the first one is a number."""
+        """Return the choice with this text; if there is none and choices are numbers, a whole
+        number."""
         for value in self.values:
             if _text(value) == text.lower():
                 return value
@@ -114,7 +115,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class BySamples:
-    """What `value` takes, or a mapping from samples to such (``{0: 32, 20_000: 1}``), or a word."""
+    """A value valid for `value`, or a mapping from samples to such values (``{0: 32, 20_000: 1}``),
+    or one of `words`."""
 
     value: Check
     words: tuple[str, ...] = ()
@@ -147,7 +149,7 @@ class BySamples:
 
 @dataclass(frozen=True)
 class ByPattern:
-    """A mapping from patterns of parameters (see `Patterns`) to what `value` takes."""
+    """A mapping from patterns of parameter names (see `Patterns`) to values valid for `value`."""
 
     value: Check
     metavar: str = "PATTERN:N,..."
@@ -160,7 +162,8 @@ class ByPattern:
         return patterns(name, value, self.value)
 
     def read(self, text: str) -> dict[str, Any]:
-        """The last colon of a pair ends its pattern, which has no comma."""
+        """Parse pairs of pattern and value. The last colon of a pair ends its pattern; a pattern
+        has no comma."""
         pairs = [pair.rpartition(":") for pair in text.split(",")]
         if not all(pattern for pattern, _, _ in pairs):
             raise ValueError(text)
@@ -185,11 +188,11 @@ class Folder:
 
 
 def read_points(text: str, value: Check) -> dict[int, Any]:
-    """A mapping from samples to values, as the command line has it: ``0:32,20000:1``.
+    """Parse a mapping from samples to values in the command line's form: ``0:32,20000:1``.
 
     Raises:
-        ValueError: it is none.
-        UserError: a number of samples is given twice, or after a larger one.
+        ValueError: the text has a different form.
+        UserError: a number of samples is repeated, or follows a larger one.
     """
     pairs = [pair.split(":") for pair in text.split(",")]
     read = {int(samples): value.read(one) for samples, one in pairs}

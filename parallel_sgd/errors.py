@@ -1,4 +1,4 @@
-"""The error that is the user's to fix."""
+"""Errors for the user to fix, and errors shared by all ranks."""
 
 from __future__ import annotations
 
@@ -7,68 +7,69 @@ import os
 __all__ = [
     "DivergedError",
     "NotFinite",
+    "PeerFailure",
     "Preempted",
     "RanksLost",
     "SharedError",
-    "SharedLoss",
+    "SharedPeerFailure",
     "SharedProblem",
     "UserError",
-    "WaitedInVain",
 ]
 
 SMALLER_RATE = "a smaller learning rate may help"
-"""The end of the line of every error of training that has diverged."""
+"""The last words of every error about diverged training."""
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: its one line is all that the user needs, so no traceback.
+    """A mistake in the user's request, in a single line, printed without a traceback.
 
-    The line names the argument, its value, and what is required: "lr=nan must be a finite number,
-    at least 0". The entry points add the rank, and where in the user's own code it arose.
+    The line names the argument, its value, and the requirement: "lr=nan must be a finite number, at
+    least 0". The entry points add the rank, and the place in the user's own code.
     """
 
 
 class SharedError(UserError):
-    """A UserError that all ranks raise at the same point, because they have agreed to."""
+    """A UserError raised on all ranks at the same point, by agreement."""
 
 
 class DivergedError(SharedError):
-    """A SharedError of numbers that are not finite, and of nothing else: steps that are not taken,
-    so that a learner that is put back where it was can go on."""
+    """A SharedError caused only by numbers that are not finite. The failed steps have no effect, so
+    training can continue after restoring a learner's earlier state."""
 
 
 class RanksLost(RuntimeError):
-    """Ranks have died, and the others can go on without them: `Learner.recover`.
+    """Ranks have failed, and the remaining ranks can continue: see `Learner.recover`.
 
-    Raised where a rank waits for others, on every rank that is left, where the ranks survive each
-    other (`parallel-sgd run --survive`). A learner recovers by itself in its own calls.
+    Raised with fault-tolerant ranks (`parallel-sgd run --survive`), on every remaining rank, in a
+    wait for other ranks. In its own calls a learner recovers automatically.
     """
 
 
-class WaitedInVain(UserError):
-    """A UserError of which nothing in the program is the cause, but a rank that is silent or dead:
-    started again it may go on."""
+class PeerFailure(UserError):
+    """A UserError caused by a silent or failed rank, and not by the program: a restart may
+    succeed."""
 
 
-class SharedLoss(SharedError):
-    """A SharedError of which nothing in the program is the cause, but ranks that have died."""
+class SharedPeerFailure(SharedError):
+    """A SharedError caused by failed ranks, and not by the program."""
 
 
 class Preempted(SystemExit):
-    """All ranks leave, since they were asked to, and their state is saved: exit code 75."""
+    """All ranks exit on request, after saving their state: exit code 75."""
 
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)
 
 
 class NotFinite(str):
-    """That numbers are not finite, in one line: where that is all, it becomes a `DivergedError`."""
+    """A one-line problem with numbers that are not finite. If there is no other, a `DivergedError`
+    follows."""
 
     __slots__ = ()
 
 
 class SharedProblem(str):
-    """What has gone wrong, in one line that names its ranks: all of them have been told, or soon
-    are. `Communicator.raise_together` adds nothing to it."""
+    """A one-line problem that names its ranks, already reported to all ranks, or about to be.
+    `Communicator.raise_together` adds nothing to the line."""
 
     __slots__ = ()

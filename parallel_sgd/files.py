@@ -1,4 +1,4 @@
-"""Files that are read, and files that are written: there whole, or not at all. Local."""
+"""Files: reading regular files, and writing files whole or not at all. Local."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _KINDS = {
 
 
 def opened(name: str, path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a file to read it.
+    """Open a file for reading.
 
     Args:
-        name: what to call it in an error.
+        name: the file's name in errors.
     Raises:
-        UserError: it is not there, cannot be read, or is no regular file: a pipe would be waited
-            for, without end if nobody writes.
+        UserError: the file does not exist, cannot be read, or is not a regular file: opening a pipe
+            without a writer would never end.
     """
     try:
-        file = open(  # noqa: SIM115 - the caller's to close
+        file = open(  # noqa: SIM115 - the caller closes it
             os.fspath(path), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)
         )
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def opened(name: str, path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def content_of(name: str, path: str | os.PathLike[str]) -> bytes:
-    """All of a file.
+    """Return the content of a file.
 
     Raises:
         UserError: as `opened`; or the disk fails.
@@ -66,16 +66,17 @@ def write_whole(
     *,
     follow: bool = True,
 ) -> None:
-    """Write a file aside and give it its name, so that it is there whole or not at all.
+    """Write a file under a temporary name, then rename, so that the file appears whole or not at
+    all.
 
     Args:
-        name: what to call it in an error.
-        path: replaced, if it is there; of a link, what it leads to. What is no regular file (a
-            device) is written to as it is.
-        write: writes to the path that it is given.
-        follow: False where nobody has named this very file: then a link itself is replaced.
+        name: the file's name in errors.
+        path: an existing file is replaced; for a link, the link's target. An existing path that is
+            no regular file (a device) is written directly.
+        write: writes to the path given to it.
+        follow: False for a path not chosen by the user: then a link itself is replaced.
     Raises:
-        UserError: it cannot be written; then no part of it stays behind.
+        UserError: writing fails; no partial file remains.
     """
     path = checked_path(name, path, "file")
     with writing(name, path):
@@ -84,7 +85,7 @@ def write_whole(
             if path.exists() and not path.is_file():
                 write(path)
                 return
-        aside = aside_of(path)
+        aside = part_path(path)
         try:
             make_new(aside)
             write(aside)
@@ -96,33 +97,34 @@ def write_whole(
 
 
 def require_writable(name: str, path: Path) -> None:
-    """See that `write_whole` can write a file: begin with it, and remove that.
+    """Check that `write_whole` can write a file, by creating and removing the temporary file.
 
     Raises:
-        UserError: it cannot.
+        UserError: the file cannot be written.
     """
     with writing(name, path):
-        aside = aside_of(Path(os.path.realpath(path)))
+        aside = part_path(Path(os.path.realpath(path)))
         make_new(aside)
         aside.unlink()
 
 
 def make_new(path: Path) -> None:
-    """Make an empty file in the place of what has its name: of a link, that goes, and what it leads
-    to stays as it is.
+    """Create an empty file, replacing an existing file of this name. A link is removed, and its
+    target stays unchanged.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
 
 
 def opened_to_append(path: str | os.PathLike[str]) -> int:
-    """The descriptor of a file that grows, made if there is none; not of what a link leads to.
+    """Open a file for appending, without following links, and return its descriptor. The file is
+    created if necessary.
 
     Raises:
-        OSError: it cannot be opened, or is a link or no regular file.
+        OSError: opening fails, or the path is a link or no regular file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -138,10 +140,10 @@ def opened_to_append(path: str | os.PathLike[str]) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it; of a link, and of a file, that alone.
+    """Remove a folder with its content; of a link or a file, only that itself.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: removing fails.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink()
@@ -150,10 +152,10 @@ def remove_tree(path: Path) -> None:
 
 
 def append_line(name: str, path: Path, line: str) -> None:
-    """Add a line to a file, whole or not at all.
+    """Append a line to a file, whole or not at all.
 
     Raises:
-        UserError: it cannot be written, or is a link.
+        UserError: writing fails, or the path is a link.
     """
     with writing(name, path), open(opened_to_append(path), "ab", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
@@ -168,7 +170,7 @@ def append_line(name: str, path: Path, line: str) -> None:
 
 @contextmanager
 def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error of the disk's, where a file is written, is the user's to mend."""
+    """Turn an OSError while writing a file into a UserError."""
     try:
         yield
     except OSError as error:
@@ -176,10 +178,10 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Why something was refused, in the system's words where it has any."""
+    """Return the reason of an error, in the system's words if there are any."""
     return getattr(error, "strerror", None) or line_of(error)
 
 
-def aside_of(path: Path) -> Path:
-    """Where a file is while `write_whole` writes it."""
+def part_path(path: Path) -> Path:
+    """Return the temporary path used by `write_whole`."""
     return path.with_name(f".{path.name}.part")

@@ -1,8 +1,8 @@
-"""Local update rules on one flat vector: what happens to a gradient once it is known.
+"""Local update rules on one flat vector: the last step of training on a gradient.
 
-An optimizer is a frozen set of options; `Optimizer.bind` gives it parameters and state. Every
-rule gets the gradient *summed* over its samples and their number, so that a mean is one factor
-inside the fused kernel and not another pass over memory.
+An optimizer is a frozen set of options; `Optimizer.bind` adds parameters and state. Every rule gets
+the gradient *summed* over its samples, and their number. Thus a mean is one factor inside the fused
+kernel, and not another pass over memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .validation import LARGEST, number, set_validated, shown
 Array = Any  #: a NumPy or CuPy array
 
 SMALLEST_EPSILON = 1e-30
-"""Of what is added to a root that may be 0: in float32, and times Adam's bias correction, it must
-not vanish, or nothing would be divided by nothing."""
+"""Smallest value to be added to a root of possibly 0. In float32, and times Adam's bias correction,
+a smaller value could vanish, and 0 be divided by 0."""
 
 
 @dataclass
 class OptimizerState(Component):
-    """All that a rule remembers; with the parameters, all that a checkpoint needs of it.
+    """The state of an update rule: besides the parameters, a checkpoint needs nothing else.
 
     Attributes:
         buffers: vectors of the parameters' layout, by name ("m", "v").
         steps: updates so far.
         samples: seen by all ranks so far: the clock of schedules, blocks and sources.
-        lr_factor: on every learning rate, by whoever gives the next gradient: no training state.
-        correction: of Adam's v, where gradients are quantized, by name: see `second_moment.learn`.
-        quantized: what is known of the next gradient, where an entropy code has quantized it.
+        lr_factor: multiplies every learning rate, set with the next gradient: no training state.
+        correction: of Adam's v for quantized gradients, by name: see `second_moment.learn`.
+        quantized: facts about the next gradient, if an entropy code has quantized it.
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
@@ -50,10 +50,10 @@ class OptimizerState(Component):
     quantized: Quantized | None = workspace(default=None)
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of all but the clock, for `put_back`.
+        """Return copies of all state except the clock, for `restore`.
 
         Args:
-            room: earlier ones, whose vectors are used again; or nothing.
+            room: the result of an earlier call, whose vectors are reused; or empty.
 
         Local. Cost: one pass over the vectors.
         """
@@ -68,11 +68,11 @@ class OptimizerState(Component):
         return {"buffers": copies, "steps": self.steps, "correction": correction}
 
     def align(self, comm: Any) -> None:
-        """Have the vectors that any rank has, in the same order: zeros where this rank has none
-        yet. Ours all have theirs from the beginning. Collective."""
+        """Give all ranks the same vectors in the same order: a rank without a vector gets zeros.
+        The optimizers of this package have all vectors from the beginning. Collective."""
 
-    def put_back(self, copied: Mapping[str, Any]) -> None:
-        """Make all but the clock what it was, in place. Local."""
+    def restore(self, copied: Mapping[str, Any]) -> None:
+        """Restore all state except the clock, in place. Local."""
         self.steps = copied["steps"]
         self.correction.clear()
         self.correction.update(copied["correction"])
@@ -88,49 +88,52 @@ class OptimizerState(Component):
 
 
 class UpdateRule(Options, ABC):
-    """What algorithms and learners ask of an optimizer, whoever computes its steps."""
+    """The interface of an optimizer for algorithms and learners, independent of the
+    implementation."""
 
     @abstractmethod
     def bind(self, parameters: Parameters) -> LocalStep:
-        """The rule at work on these parameters. Local."""
+        """Return the rule bound to these parameters. Local."""
 
     @abstractmethod
     def reset(self, state: OptimizerState) -> None:
-        """Forget all but the clock: the state is as before the first step, in place. Local."""
+        """Reset the state in place, except for the clock, to its values before the first step.
+        Local."""
 
     @abstractmethod
     def rate_after(self, samples: int) -> float | None:
-        """The learning rate after so many samples, for a mean gradient or per sample as given; None
-        where the rule chooses its steps without one.
+        """Return the learning rate after `samples` samples, for a mean gradient or per sample as
+        configured; None for a rule without a learning rate.
 
         Raises:
-            UserError: the value of a schedule is not finite (in float32), or below 0.
+            UserError: the schedule's value is not finite (in float32), or below 0.
         """
 
     @abstractmethod
     def mean_lr(self, state: OptimizerState, samples: float) -> float | None:
-        """The learning rate for the mean gradient of `samples` samples, now, times `lr_factor`;
-        None where the rule has none.
+        """Return the present learning rate for the mean gradient of `samples` samples, times
+        `lr_factor`; None for a rule without a learning rate.
 
         Raises:
-            UserError: as `rate_after`; nothing has changed by then.
+            UserError: as `rate_after`, before any change.
         """
 
     @property
     def has_second_moment(self) -> bool:
-        """Whether the rule divides by a mean square of gradients, and so must know what it was
-        before they were quantized. Local."""
+        """True if the rule divides by a mean square of gradients, and so needs the mean square
+        before quantization. Local."""
         return False
 
     def projected_step(self, state: OptimizerState) -> int:
-        """The number of the next step, if it needs projections of its gradient; else 0. Local."""
+        """Return the number of the next step if that needs projections of its gradient; otherwise
+        0. Local."""
         step = state.steps + 1
         return step if is_projected(step) or not state.correction else 0
 
     @property
     def lacks_rate(self) -> str | None:
-        """Why a factor on the learning rate does not reach all parameters, in a few words; None
-        where it does. Local."""
+        """The reason in a few words, if a factor on the learning rate does not reach all
+        parameters; otherwise None. Local."""
         return None
 
 
@@ -158,11 +161,11 @@ class Optimizer(UpdateRule):
 
     @property
     def initial_values(self) -> Mapping[str, float]:
-        """What the vectors of the state, by name, are filled with before the first step."""
+        """Initial values of the state's vectors, by name."""
         return {}
 
     def init(self, parameters: Parameters) -> OptimizerState:
-        """The state before the first step. Local."""
+        """Return the state before the first step. Local."""
         state = OptimizerState({name: parameters.like().flat for name in self.initial_values})
         self.reset(state)
         return state
@@ -182,14 +185,14 @@ class Optimizer(UpdateRule):
         samples: int,
         out: Array | None = None,
     ) -> None:
-        """One update.
+        """Take one step.
 
         Args:
-            state: changed, but for its counters.
+            state: changed, except for its counters.
             x: float32 or float64 [n], the parameters, changed unless `out` is given.
             gradient: [n], summed over `samples` samples; unchanged.
             samples: at least 1.
-            out: [n], memory of its own: where the new x goes. None: in place.
+            out: [n], separate memory for the new x. None: in place.
 
         Local. One pass over memory, no temporary arrays.
         """
@@ -199,7 +202,7 @@ class Optimizer(UpdateRule):
 
     def rate_after(self, samples: int) -> float:
         given = self.lr if self.lr_per_sample is None else self.lr_per_sample
-        if isinstance(given, float):  # checked when it was given
+        if isinstance(given, float):  # already checked
             return given
         assert given is not None
         value = given(samples)
@@ -212,17 +215,17 @@ class Optimizer(UpdateRule):
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
 
     def mean_lr(self, state: OptimizerState, samples: float) -> float:
-        # In this order the factor gives the bits of a schedule whose values it has multiplied.
+        # This order gives the same bits as a schedule with its values multiplied by the factor.
         rate = self.rate_after(state.samples) * state.lr_factor
         return rate * samples if self.lr is None else rate
 
 
 class LocalStep:
-    """An optimizer at work on one model: the `local_step` that algorithms call.
+    """An optimizer bound to one model: the `local_step` called by algorithms.
 
     Attributes:
-        prepare: called with every gradient, and its number of samples, before it is applied; may
-            change the gradient in place (to clip it, say), and tells whether to apply it.
+        prepare: called with every gradient, and its number of samples, before the step; may change
+            the gradient in place (to clip it, say), and returns False to omit the step.
     """
 
     optimizer: Any  #: an `UpdateRule`
@@ -244,10 +247,10 @@ class LocalStep:
 
         Args:
             gradient: [n], summed over `samples` samples.
-            samples: in the gradient; where there are none, only the clock goes on.
-            total: samples of all ranks in this minibatch, if others have put theirs elsewhere.
-            out: [n], memory of its own, in which the parameters go on; the vector that they were
-                in stays as it is. None: in place. Without samples nothing moves.
+            samples: in the gradient; with 0 only the clock advances.
+            total: samples of all ranks in this minibatch, if not all are in this gradient.
+            out: [n], separate memory for the new parameters; the old vector stays unchanged. None:
+                in place. Without samples the parameters stay in the old vector.
 
         Local.
         """
@@ -257,7 +260,7 @@ class LocalStep:
         self.state.samples += samples if total is None else total
 
     def _prepared(self, gradient: Array, samples: int) -> bool:
-        """Call `prepare`; what clips the gradient clips its projections."""
+        """Call `prepare`. If this clips the gradient, clip its projections by the same factor."""
         if self.prepare is None:
             return True
         quantized = self.state.quantized
@@ -269,23 +272,23 @@ class LocalStep:
         return applies
 
     def update(self, gradient: Array, samples: int, out: Array | None) -> None:
-        """Take one step with a gradient, as it is called with. Local."""
+        """Take one step with a gradient; arguments as in a call of this object. Local."""
         self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
         if out is not None:
             self.parameters.rebind(out)
 
     def compile(self) -> None:
-        """Have the kernel ready, in place and not: the first step should not wait for it. Local."""
+        """Compile the kernel, in place and not, before the first step. Local."""
         few = Parameters({"few": self.parameters.flat[:0].copy()})
         for out in (None, few.flat.copy()):
             LocalStep(self.optimizer, few)(few.flat, 1, out=out)
 
     def first_calls(self, *, quantized: bool) -> list[Callable[[], object]]:
-        """Steps of no values, in place, for `kernels.prepare`; nothing for an optimizer of the
-        user's. Local.
+        """Return steps without values, in place, for `kernels.prepare`; none for a user's own
+        optimizer. Local.
 
         Args:
-            quantized: whether steps may get gradients that an entropy code has quantized.
+            quantized: steps may get gradients quantized by an entropy code.
         """
         if type(self.optimizer) not in OPTIMIZERS.values():
             return []
@@ -294,7 +297,7 @@ class LocalStep:
 
         def after_quantization() -> None:
             step.state.quantized = Quantized((slice(0, 0),), few.flat)
-            for _ in range(2):  # which learns a correction, and one which has it
+            for _ in range(2):  # one learns a correction, one applies it
                 step(few.flat, 1)
 
         corrected = quantized and self.optimizer.has_second_moment
@@ -302,18 +305,18 @@ class LocalStep:
 
     @property
     def samples(self) -> int:
-        """Seen by all ranks so far: the one clock of training."""
+        """Samples seen by all ranks so far: the one clock of training."""
         return self.state.samples
 
     @property
     def lr(self) -> float | None:
         """The optimizer's learning rate at the next step, for a mean gradient or per sample as
-        given, without `lr_factor`; None where it has none."""
+        configured, without `lr_factor`; None for a rule without a learning rate."""
         rate: float | None = self.optimizer.rate_after(self.state.samples)
         return rate
 
     def mean_lr(self, samples: float) -> float | None:
-        """The learning rate of the next step: see `UpdateRule.mean_lr`."""
+        """Return the learning rate of the next step: see `UpdateRule.mean_lr`."""
         rate: float | None = self.optimizer.mean_lr(self.state, samples)
         return rate
 
@@ -383,10 +386,10 @@ class MomentumSGD(Optimizer):
         body(x).momentum_step(x, m, gradient, lr, momentum, gain, nesterov, out)
 
     def momentum_for(self, samples: int) -> float:
-        """The momentum of a minibatch of `samples` samples."""
+        """Return the momentum for a minibatch of `samples` samples."""
         tau = self.momentum_time_constant
         if tau is None:
-            assert self.momentum is not None  # __post_init__ has seen to it
+            assert self.momentum is not None  # set in __post_init__
             return self.momentum
         return math.exp(-samples / tau) if tau > 0 else 0.0
 
@@ -399,7 +402,7 @@ class MomentumSGD(Optimizer):
 class NesterovSGD(MomentumSGD):
     """m = momentum * m + gain * mean gradient;  x -= lr * (momentum * m + gain * mean gradient)
 
-    Source: Sutskever et al., ICML 2013, in the form of x at the look-ahead point, as PyTorch's.
+    Source: Sutskever et al., ICML 2013, in the form of x at the look-ahead point, as in PyTorch.
     """
 
     @property
@@ -411,14 +414,14 @@ class NesterovSGD(MomentumSGD):
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW's decay (not part of the gradient).
 
-    Where an entropy code has quantized the gradient, v is far too large for values that are small
-    beside its step, and Adam would move them too slowly. The root is then taken of
+    For a gradient quantized by an entropy code, v is far too large for values that are small
+    relative to their step, and Adam would move these too slowly. The root is then taken of
 
         slope * v + shift
 
-    of the value's group of 64, so that the mean over the group is the mean square before
-    quantization, which the ranks measure (`second_moment`); but no value moves by more than 8
-    learning rates. Nothing else changes.
+    with the slope and shift of the value's group of 64. So the mean over the group is the mean
+    square before quantization, measured by the ranks (`second_moment`); but no value moves by more
+    than 8 learning rates. Nothing else changes.
 
     Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2. The
     correction is ours: docs/algorithms.md.
@@ -479,7 +482,8 @@ class Adam(Optimizer):
 
 
 def _parts(size: int, places: Sequence[slice]) -> Iterator[tuple[slice, bool]]:
-    """These places and those between them, in order, with whether they are of these."""
+    """Yield `places` and the gaps between them, in order, each with True for a place and False for
+    a gap."""
     begin = 0
     for place in places:
         if begin < place.start:
@@ -526,4 +530,4 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": Adam,
     "adagrad": Adagrad,
 }
-"""By the names of the command line."""
+"""Optimizers by their command-line names."""

@@ -1,13 +1,13 @@
-"""Options that declare themselves: a field says its default, what it must be, and what it is for.
+"""Options as declarations: a field has its default, its check, and its help text.
 
     @options
     class EASGD(psgd.Algorithm[EASGDState]):
         beta: float = option(0.9, Real(most=1), "how far the center moves to the models' mean")
         period: int = option(10, Whole(1), "minibatches between two such moves")
 
-From these lines come the checks when an object is made, its documentation, its `repr`, and the
-command line. Options that several classes share are a class of their own, which the others *have*,
-as a `group`; they are given and read by their own names:
+These lines produce the checks when an object is made, its documentation, its `repr`, and the
+command line. Options shared by several classes form a class of their own, included as a `group`.
+Options of a group are given and read by their own names:
 
     @options
     class DataParallelSGD(psgd.Algorithm[DataParallelState]):
@@ -61,25 +61,25 @@ def option(
     compare: bool = True,
     python_only: bool = False,
 ) -> Any:
-    """A field of a class of `options`.
+    """Declare a field of a class of `options`.
 
     Args:
-        default: what holds where nothing is given. None may be given where it is the default.
-        check: what it must be; None: the class itself sees to that.
-        help: what it is for, in one line or two.
-        compare: whether all ranks must be given the same.
-        python_only: whether the command line leaves it out.
+        default: the default value. None is a valid value only if it is the default.
+        check: validates the value; None: the class itself validates.
+        help: the purpose, in one line or two.
+        compare: all ranks must have the same value.
+        python_only: omit the option from the command line.
     """
     metadata = {"check": check, "help": help, "python_only": python_only}
     return dataclass_field(default=default, repr=compare, compare=compare, metadata=metadata)
 
 
 def group(kind: type[Options], **preset: Any) -> Any:
-    """A field that holds options which several classes share.
+    """Declare a field of options shared by several classes.
 
     Args:
-        kind: their class.
-        preset: what holds where it is not given, and is not the class's own default.
+        kind: the class of the shared options.
+        preset: defaults that differ from those of `kind`.
     """
     return dataclass_field(default=kind(**preset), metadata={"group": preset})
 
@@ -93,7 +93,7 @@ class Options:
         raise TypeError(f"{type(self).__name__} must be decorated by @options")
 
     def __post_init__(self) -> None:
-        """Check every option by itself. Classes whose options depend on each other extend this."""
+        """Check every option by itself. Classes with interdependent options extend this."""
         for field in fields(self):
             check, value = field.metadata.get("check"), getattr(self, field.name)
             if check is not None and not (value is None and field.default is None):
@@ -110,10 +110,10 @@ class Options:
         return f"{type(self).__name__}({', '.join(filter(None, texts))})"
 
     def require_at_most_one(self, *names: str) -> None:
-        """See that of some options, None by default, no two are given.
+        """Check that at most one of some options, with default None, is given.
 
         Raises:
-            UserError: they are.
+            UserError: several are given.
         """
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
@@ -121,20 +121,21 @@ class Options:
             raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
 
     def require_use(self, name: str, used: bool, needs: str) -> None:
-        """See that an option of this class, if it is not as by default, has an effect.
+        """Check that an option of this class has an effect, if not at its default.
 
         Args:
-            used: whether it is looked at, beside the others that were given.
-            needs: what would have to be given, so that it were.
+            used: True if the other given options make this one effective.
+            needs: options needed for an effect.
         Raises:
-            UserError: it has none.
+            UserError: the option has no effect.
         """
         default = self.__dataclass_fields__[name].default
         require_use(name, getattr(self, name), default, used, needs)
 
 
 def options(kind: type[OptionsT]) -> type[OptionsT]:
-    """Make a frozen dataclass of a class of options; groups are given and read as if its own."""
+    """Make a frozen dataclass of a class of options. Group options become keywords and attributes
+    of the class itself."""
     made = dataclass(frozen=True, kw_only=True, repr=False)(kind)
     init: Any = made.__init__
 
@@ -172,10 +173,10 @@ class Option(NamedTuple):
     """One option of a class.
 
     Attributes:
-        name: by which it is given.
-        field: of the class, or of the class of the group that has it.
-        path: of names of the groups in which it is, with dots; empty where the class itself has it.
-        default: what holds in this class where nothing is given.
+        name: the keyword.
+        field: of the class, or of the group's class.
+        path: names of the option's groups, joined by dots; empty for the class's own option.
+        default: in this class.
     """
 
     name: str
@@ -185,18 +186,19 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What it is for."""
+        """The purpose of the option."""
         return str(self.field.metadata.get("help", ""))
 
     @property
     def check(self) -> Check | None:
-        """What it must be; None where only the class knows."""
+        """The check of the option; None if the class validates."""
         check: Check | None = self.field.metadata.get("check")
         return check
 
 
 def all_options(kind: Any) -> Iterator[Option]:
-    """Those of a class of options, or of any dataclass, with those of its groups."""
+    """Yield the options of a class of options, or of any dataclass, including those of its
+    groups."""
     for field in fields(kind):
         if "group" not in field.metadata:
             yield Option(field.name, field, "", field.default)
@@ -208,7 +210,8 @@ def all_options(kind: Any) -> Iterator[Option]:
 
 
 def values_of(chosen: Any) -> dict[str, Any]:
-    """The value of every option, by its name; of a group of another class than usual also that."""
+    """Return the value of every option by name; for a group of a non-default class also the class
+    name."""
     values: dict[str, Any] = {}
     for field in fields(chosen):
         value = getattr(chosen, field.name)
@@ -222,7 +225,7 @@ def values_of(chosen: Any) -> dict[str, Any]:
 
 
 def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given by the options' own names, with those of groups put into their groups."""
+    """Return the given options, with the options of each group replaced by a group object."""
     folded = dict(given)
     for field in fields(kind):
         if "group" not in field.metadata:
@@ -241,7 +244,7 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             )
         names = {inner.name for inner in all_options(type(held))} & folded.keys()
         own = {name: folded.pop(name) for name in names}
-        if held is field.default:  # which may have more than was preset
+        if held is field.default:  # a subclass may have more options
             kind_of_group: Any = type(held)
             folded[field.name] = kind_of_group(**field.metadata["group"] | own) if own else held
         else:
@@ -250,12 +253,12 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_options(taker: str, kind: type[Options], names: Iterable[str]) -> None:
-    """Refuse names that are none of the options of a class.
+    """Refuse names that are not options of a class.
 
     Args:
-        taker: what takes these options.
+        taker: the receiver of these options, for the error.
     Raises:
-        UserError: naming the first such name, and the nearest option.
+        UserError: names the first unknown name, and the nearest option.
 
     Local.
     """
@@ -265,14 +268,14 @@ def require_options(taker: str, kind: type[Options], names: Iterable[str]) -> No
 
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
-    """What to say of an option that a class does not have."""
+    """Return the error text for an unknown option."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{kind} has no option {name!r}: {hint}It has {', '.join(known) or 'none'}"
 
 
 def _documented(kind: Any, every: Sequence[Option]) -> str:
-    """The docstring, with what each option is for."""
+    """Return the docstring, with a list of the options."""
     text = inspect.cleandoc(kind.__dict__.get("__doc__") or "")
     lines = []
     for option in every:

@@ -1,4 +1,4 @@
-"""One flat vector, and named views into it: what every algorithm and every exchange works on."""
+"""Parameters: a flat vector with named views, for every algorithm and exchange."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Parameters(Mapping[str, Array]):
     """A model's parameters (or their gradient) as named views into one contiguous vector.
 
     Args:
-        arrays: the initial values by name, all of one dtype, all NumPy or all CuPy. They are
-            copied, one behind the other in the order given; the originals are not kept.
+        arrays: the initial values by name, all of the same dtype, all NumPy or all CuPy. The values
+            are copied in the given order, without gaps; the originals are not kept.
     Raises:
-        UserError: no mapping of names to arrays, no arrays, several dtypes, or a dtype other than
+        UserError: no mapping of names to arrays, no arrays, several dtypes, or a dtype besides
             float32 and float64.
 
-    ``p.flat`` is the vector, ``p["W1"]`` a view into it with the original shape. Local.
+    ``p.flat`` is the vector, ``p["W1"]`` a view into the vector with the original shape. Local.
 
     >>> p = Parameters({"W": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)})
     >>> p["b"] += 2
@@ -58,18 +58,18 @@ class Parameters(Mapping[str, Array]):
 
     @property
     def flat(self) -> Array:
-        """The vector [n] that all views share."""
+        """The vector [n] shared by all views."""
         return self._flat
 
     @flat.setter
     def flat(self, values: Array) -> None:
-        if values is not self._flat:  # as after `p.flat += g`
-            self._flat[...] = values  # another array would leave the views behind
+        if values is not self._flat:  # the same object after `p.flat += g`
+            self._flat[...] = values  # a new array would not share memory with the views
 
     def rebind(self, flat: Array) -> None:
-        """Rebind all views to another vector [n] of this dtype: from now on its values count.
+        """Rebind all views to another vector [n] of this dtype, with its values.
 
-        Nothing is copied. The vector before stays as it is, for whoever is still reading it.
+        Nothing is copied. The old vector stays unchanged for readers that still use it.
         """
         assert flat.shape == self._flat.shape and flat.dtype == self._flat.dtype
         self._set_flat(flat)
@@ -78,7 +78,7 @@ class Parameters(Mapping[str, Array]):
         return self._views[name]
 
     def __setitem__(self, name: str, value: Array) -> None:
-        self._views[name][...] = value  # so that `p["W"] += g` writes through the view
+        self._views[name][...] = value  # `p["W"] += g` writes through the view
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -97,11 +97,11 @@ class Parameters(Mapping[str, Array]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The layout: every name with its shape, in the order of the vector."""
+        """The layout: shapes by name, in the order of the vector."""
         return dict(self._shapes)
 
     def like(self) -> Parameters:
-        """Zeros of the same layout, for a gradient or an optimizer's state."""
+        """Return zeros of the same layout, for a gradient or an optimizer's state."""
         zeros = object.__new__(type(self))
         zeros._shapes = self._shapes
         zeros._set_flat(empty_like(self.flat, self.flat.size))
@@ -109,14 +109,14 @@ class Parameters(Mapping[str, Array]):
         return zeros
 
     def part(self, first: int, last: int) -> Parameters:
-        """Parameters ``first`` to ``last - 1`` alone, in the same vector, without a copy."""
+        """Return parameters ``first`` to ``last - 1`` alone, in the same vector, without a copy."""
         part = object.__new__(type(self))
         part._shapes = dict(islice(self._shapes.items(), first, last))
         part._set_flat(self._flat[self._begins[first] : self._begins[last]])
         return part
 
     def block_starts(self, block_size: int) -> blocks.IndexArray:
-        """Where the blocks of quantization begin: see `parallel_sgd.kernels.blocks.cut`."""
+        """Return the starts of the quantization blocks: see `parallel_sgd.kernels.blocks.cut`."""
         return blocks.cut([view.size for view in self._views.values()], block_size)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Parameters(Mapping[str, Array]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._shapes = state["shapes"]
-        self._set_flat(state["flat"])  # views again: a copy of each would be cut off from `flat`
+        self._set_flat(state["flat"])  # new views: copies would not share memory with `flat`
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self._shapes.items())
@@ -132,10 +132,10 @@ class Parameters(Mapping[str, Array]):
 
 
 def _require_arrays(arrays: Any) -> None:
-    """Refuse all but names with arrays, of one library.
+    """Refuse anything but a mapping from names to arrays of a single library.
 
     Raises:
-        UserError: names what is none, and what it is.
+        UserError: names the invalid entry, and its type.
     """
     if not isinstance(arrays, Mapping):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Values for some parameters: by patterns of their names, or by their size. Everything is local."""
+"""Values for some parameters, selected by name patterns or by size. Everything is local."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHOWN = 30  #: names in an error, at most
 
 
 class Patterns(Mapping[str, Value]):
-    """A mapping from patterns to values that stays as it is, in the order given.
+    """An immutable mapping from patterns to values, in the given order.
 
-    A pattern is the shell's: ``*``, ``?``, ``[ab]`` and ``[!ab]``, for a whole name, in which small
-    and capital letters differ. A name matches itself, too, whatever is in it. ``<N`` matches
-    parameters of fewer than N values. Of several patterns that match, the first one counts.
+    Patterns are the shell's: ``*``, ``?``, ``[ab]`` and ``[!ab]``, for a whole name,
+    case-sensitive. A name always matches itself, even with special characters. ``<N`` matches
+    parameters of fewer than N values. The first matching pattern counts.
 
-    Equal to a mapping of the same in the same order, and unlike a dict hashable.
+    Equal to a mapping with the same items in the same order, and unlike a dict hashable.
     """
 
     def __init__(self, patterns: Mapping[str, Value]) -> None:
@@ -47,22 +47,22 @@ class Patterns(Mapping[str, Value]):
         return repr(self._patterns)
 
     def matching(self, name: str, size: int) -> str | None:
-        """The pattern that counts for a parameter of so many values; None where there is none."""
+        """Return the first pattern matching a parameter of `size` values; None without a match."""
         return next((pattern for pattern in self if _matches(pattern, name, size)), None)
 
     def value_of(self, name: str, size: int) -> Value | None:
-        """The value for a parameter; None where no pattern matches."""
+        """Return the value for a parameter; None without a match."""
         pattern = self.matching(name, size)
         return None if pattern is None else self[pattern]
 
     def require_matches(self, option: str, sizes: Mapping[str, int]) -> None:
-        """See that every pattern counts for a parameter.
+        """Check that every pattern counts for some parameter.
 
         Args:
             option: its name.
             sizes: of all parameters, by name.
         Raises:
-            UserError: one does not; it names the pattern and parameters.
+            UserError: a pattern counts for no parameter; names the pattern and parameters.
         """
         counting = {self.matching(name, size) for name, size in sizes.items()}
         for pattern in self:
@@ -81,12 +81,12 @@ class Patterns(Mapping[str, Value]):
 
 
 def patterns(name: str, values: Any, check: Callable[[str, Any], Value]) -> Patterns[Value]:
-    """Return a mapping from patterns to values as `Patterns`: a copy, which nobody changes.
+    """Return a mapping from patterns to values as `Patterns`: an immutable copy.
 
     Args:
-        check: given a name and a value, returns it as a plain value or raises a UserError.
+        check: given a name and a value, returns the plain value or raises a UserError.
     Raises:
-        UserError: it is not a mapping, or a pattern or a value is not possible.
+        UserError: not a mapping, or a pattern or a value is invalid.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{name}={shown(values)} must be a mapping from patterns to values")

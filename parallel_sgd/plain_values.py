@@ -1,14 +1,14 @@
 """Plain Python values as JSON, exactly: `from_json` returns an equal value of the same types.
 
-JSON itself has texts as the only keys, no tuples and no number that is not finite. So a value that
-JSON cannot hold as it is becomes an object with one name, a tag:
+JSON has only text keys, no tuples, and only finite numbers. So a value without an equivalent in
+JSON becomes an object with a single name, a tag:
 
     {1: (2.5, nan)}    {"$dict": [[1, {"$tuple": [2.5, {"$float": "7ff8000000000000"}]}]]}
 
-Held are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict,
-OrderedDict, Counter, deque, defaultdict (of a type in `FACTORIES`), NumPy's scalars and arrays, and
-the types that were added by `add_type`. A value of a subclass of these (an enum, a named tuple)
-would lose its class, so it is refused. Values that are the same object come back as equal copies.
+Supported are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset,
+dict, OrderedDict, Counter, deque, defaultdict (of a type in `FACTORIES`), NumPy's scalars and
+arrays, and types added by `add_type`. A value of a subclass of these (an enum, a named tuple) would
+lose its class, so it is refused. Several references to the same object come back as equal copies.
 Nothing is pickled, and nothing in a document is executed. Everything here is local.
 """
 
@@ -31,35 +31,35 @@ from .errors import UserError
 from .validation import kind_of, shown
 
 DEEPEST = 50
-"""Levels of values within values: Python's own limit would depend on who calls."""
+"""Most levels of nested values: Python's own limit would depend on the caller."""
 
 LEVELS = 4 * DEEPEST
-"""Levels of a document: a value may be an object with a tag, and in it lists of pairs."""
+"""Most levels of a document: a value may be an object with a tag that contains lists of pairs."""
 
 _on_host = ContextVar("on_host", default=False)
 
 LONGEST_INTEGER = 64
-"""Bits of an integer that is written in decimal digits. Python reads at most 4,300 digits."""
+"""Most bits of an integer written in decimal digits. Python reads at most 4,300 digits."""
 
 DTYPE = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
-"""dtypes whose bytes are their values, as NumPy writes them."""
+"""dtypes with values given by their bytes, as NumPy writes the dtype."""
 
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (dict, list, set, int, float, str)}
-"""What may make the values of a defaultdict, by name."""
+"""Allowed default factories of a defaultdict, by name."""
 
 Place = tuple[Any, Any]
-"""The place of a part in a value: the place of what holds the part, and the key there. That of the
-value itself is (None, its name)."""
+"""The place of a part in a value: the place of the containing value, and the key there. The place
+of the value itself is (None, its name)."""
 
 
 @dataclass(frozen=True)
 class _Type:
-    """How values of one type are written.
+    """Conversion of values of one type.
 
     Attributes:
         tag: in the document, without the "$".
-        to_parts: the plain value that stands for a value.
-        from_parts: its inverse; for parts that no value has, an error of any common type.
+        to_parts: returns a plain value to represent a value.
+        from_parts: the inverse of `to_parts`; raises an error of any common type for invalid parts.
     """
 
     tag: str
@@ -70,37 +70,37 @@ class _Type:
 def add_type(
     kind: type, tag: str, to_parts: Callable[[Any], Any], from_parts: Callable[[Any], Any]
 ) -> None:
-    """Let plain values hold the values of one more type.
+    """Support values of one more type.
 
     Args:
         kind: the type itself: values of subclasses are refused.
         tag: a name for the type in documents.
-        to_parts: returns a plain value that stands for a value, or raises a UserError that says
-            why there is none, as the end of a sentence.
+        to_parts: returns a plain value to represent a value, or raises a UserError with the reason,
+            as the end of a sentence.
         from_parts: the inverse of `to_parts`; may raise a UserError, TypeError or ValueError.
     """
     _TYPES[kind] = _BY_TAG[tag] = _Type(tag, to_parts, from_parts)
 
 
 def to_json(name: str, value: Any) -> Any:
-    """Return a value as a document of JSON: new lists and dicts of finite numbers and texts.
+    """Return a value as a JSON document: new lists and dicts of finite numbers and texts.
 
     Args:
-        name: what errors call the value.
+        name: the value's name in errors.
     Raises:
-        UserError: the value or a part of it is of another type, or nested more than 50 deep; the
-            error names the part.
+        UserError: the value or a part of it has an unsupported type, or is nested more than 50
+            deep; the error names the part.
     """
     return _to_json((None, name), value, DEEPEST)
 
 
 def from_json(document: Any, *, host: bool = False) -> Any:
-    """Return the value of a document that `to_json` has made.
+    """Return the value of a document made by `to_json`.
 
     Args:
-        host: whether all memory is the host's, whatever device a value was on.
+        host: place all values in host memory, even those from another device.
     Raises:
-        UserError: `to_json` makes no such document.
+        UserError: not a document made by `to_json`.
     """
     token = _on_host.set(host)
     try:
@@ -110,7 +110,7 @@ def from_json(document: Any, *, host: bool = False) -> Any:
 
 
 def on_host() -> bool:
-    """Whether the value that is being made shall be in the host's memory: for `from_parts`."""
+    """Return True if the current value must be placed in host memory: for `from_parts`."""
     return _on_host.get()
 
 
@@ -170,7 +170,7 @@ def _factory_name(place: Place, value: defaultdict[Any, Any]) -> str | None:
 
 
 def _shown(place: Place) -> str:
-    """A place in a value, as Python would name it."""
+    """Return a place in a value as a Python expression."""
     keys = []
     while place[0] is not None:
         place, key = place
@@ -201,7 +201,7 @@ def _from_json(document: Any, depth: int) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether JSON gives a text back: two lone surrogates would become one character."""
+    """Return True if JSON preserves a text: two lone surrogates would become one character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -239,7 +239,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def _parts_of_array(array: Any) -> list[Any]:
-    """dtype, shape and the bytes of an array, or of a scalar, in C order."""
+    """Return dtype, shape and bytes of an array or a scalar, in C order."""
     dtype = array.dtype
     if not DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
         raise UserError(f"is of dtype {dtype}, which no checkpoint keeps")

@@ -1,4 +1,4 @@
-"""Values that change in the course of training, on the one clock: samples seen by all ranks."""
+"""Values that change during training, as functions of the clock: samples seen by all ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .validation import integer, number, points, set_validated
 
 
 class Schedule(ABC):
-    """A value as a function of the samples that all ranks together have seen. Local.
+    """A value as a function of the samples seen by all ranks together. Local.
 
-    A schedule of your own must be a dataclass whose fields are plain values (numbers, text, tuples
-    of them): ranks compare schedules by their `repr`.
+    A user's own schedule must be a dataclass with plain values as fields (numbers, text, tuples of
+    these): ranks compare schedules by their `repr`.
 
     >>> @dataclass(frozen=True)
     ... class InverseRoot(Schedule):
@@ -36,7 +36,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """Constant from each number of samples to the next.
+    """A piecewise constant schedule.
 
     >>> lr = Steps({0: 0.1, 50_000: 0.01})
     >>> lr(49_999), lr(50_000)
@@ -55,7 +55,8 @@ class Steps(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """Straight lines between the given points, constant after the last: for warming up.
+    """A piecewise linear schedule through the given points, constant after the last: for warming
+    up.
 
     >>> lr = Linear({0: 0.0, 1000: 0.4})
     >>> lr(250), lr(5000)
@@ -79,7 +80,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine from `start` at 0 samples down to `end` at `samples` and after.
+    """Half a cosine from `start` at 0 samples down to `end` at `samples`, then constant.
 
     Source: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, without restarts.
     """
@@ -103,10 +104,10 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """Another schedule, or a number, times what rises in a straight line from 0 to 1.
+    """A schedule, or a number, times a linear ramp from 0 to 1.
 
     Args:
-        samples: at which it has risen, at least 1.
+        samples: at the end of the ramp, at least 1.
         then: a number, or a `Schedule`.
 
     >>> lr = WarmUp(1000, Cosine(start=0.4, samples=2000))
@@ -162,8 +163,8 @@ class Rate:
         return value
 
     def read(self, text: str) -> float | Schedule:
-        """``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``; or any
-        of them after ``warmup:500:``."""
+        """Parse ``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``,
+        with or without the prefix ``warmup:500:``."""
         if ":" not in text:
             return float(text)
         if text.startswith("warmup:"):

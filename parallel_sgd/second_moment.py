@@ -1,16 +1,16 @@
-"""The second moment of gradients as they were before an entropy code has quantized them.
+"""The second moment of gradients before their quantization by an entropy code.
 
 Adam divides by the root of the mean square of each value. An entropy code sends a small value
-seldom, and then as a whole step: the mean is right, but the mean square may be 50 times what it
-was. Nothing in the messages says by how much, so the ranks measure it:
+seldom, and then as a whole step: the mean is right, but the mean square may be 50 times too large.
+The messages do not contain this factor, so the ranks measure it:
 
     projection = sum over a group of 64 of sign * g,   with random signs, the same on all ranks
 
-Projections of the ranks add up to that of the sum of their gradients, and the square of that is, on
-average over the signs, the sum of the squares in the group. It is measured in each of the first
-steps, since the beginning decides how Adam goes on, and then seldom.
+Projections of the ranks add up to the projection of the summed gradient. Its square is, on average
+over the signs, the sum of the squares in the group. This is measured in each of the first steps,
+because Adam's later course depends on its beginning, and seldom after that.
 
-Source: the sketch is Alon, Matias and Szegedy's, STOC 1996, section 2.2. Its use here is ours:
+Source: the sketch is from Alon, Matias and Szegedy, STOC 1996, section 2.2. Its use here is ours:
 docs/algorithms.md.
 """
 
@@ -28,25 +28,27 @@ from .kernels.reference import MOMENT_GROUP
 Array = Any  #: a NumPy or CuPy array
 
 PROJECTED_UNTIL = 64
-"""In each of so many first steps gradients are projected."""
+"""Gradients are projected in each of the first steps, up to this one."""
 PROJECTED_EVERY = 32
-"""And afterwards once in so many."""
+"""Interval of later steps with projections."""
 
 LARGEST_MOVE = 8.0
-"""Learning rates, by which Adam moves a value at most whose gradient was quantized."""
+"""Most learning rates by which Adam moves a value with a quantized gradient."""
 HELD = 32
-"""First steps without a correction; in as many again it comes to about two thirds."""
+"""First steps without a correction. In as many steps after that, the correction reaches two
+thirds."""
 LARGEST_RATIO = 1e6
-"""Of a group's mean square before quantization to that of v, which may be next to nothing."""
+"""Limit of a group's ratio of the mean square before quantization to v: v may be almost 0."""
 TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """What an optimizer is told of a gradient that an entropy code has quantized.
+    """Facts for an optimizer about a gradient quantized by an entropy code.
 
     Attributes:
-        places: of the values that were quantized.
-        projections: [groups] of the gradient before, summed like it; None in steps without.
+        places: of the quantized values.
+        projections: [groups] of the gradient before quantization, summed like the gradient; None in
+            steps without projections.
     """
 
     places: tuple[slice, ...]
@@ -54,12 +56,12 @@ class Quantized(NamedTuple):
 
 
 def is_projected(step: int) -> bool:
-    """Whether gradients are projected in a step; the first has the number 1."""
+    """Return True if gradients are projected in a step; the first step has the number 1."""
     return step <= PROJECTED_UNTIL or step % PROJECTED_EVERY == 0
 
 
 def groups_of(values: int) -> int:
-    """How many groups so many values have."""
+    """Return the number of groups for `values` values."""
     return -(-values // MOMENT_GROUP)
 
 
@@ -71,7 +73,7 @@ def learn(
     step: int,
     beta2: float,
 ) -> None:
-    """After a step with projections: what Adam has in place of v from now on, slope * v + shift.
+    """Update Adam's correction after a step with projections: v becomes slope * v + shift.
 
         squares <- squares + w * (projection^2 - squares)
         a       <- 0 in the first 32 steps, then 1 - e^(-(step - 32) / 32)
@@ -79,22 +81,23 @@ def learn(
         slope   <- c * (1 - a / 2)
         shift   <- c * a / 2 * (sum of v) / 64
 
-    So in the end the mean over a group is that of the squares before quantization. Half of it is
-    shared out by v, half alike: v of a value that is seldom sent says little. In the first steps
-    Adam goes as it is, while the squares are measured: with a correction from the first step on, a
-    transformer's loss began badly in some runs, and stayed behind.
+    So in the end the mean over a group is the mean square before quantization. Half of it is
+    distributed in proportion to v, half evenly, because v of a seldom sent value is imprecise. In
+    the first steps Adam has no correction, while the squares are measured: with a correction from
+    the first step on, a transformer's loss began badly in some runs, and never caught up.
 
     Args:
-        correction: these three by name, [groups]; changed. Empty before the first projections.
+        correction: squares, slopes and shifts by name, [groups]; changed. Empty before the first
+            projections.
         projections: [groups], of the mean gradient.
         sums: [groups], of v.
-        values: in all groups; the last may have fewer than 64.
+        values: in all groups; the last group may have fewer than 64.
         step: its number.
-        beta2: of v; w = 1 - beta2^d where the last projections are d steps old.
+        beta2: of v; w = 1 - beta2^d if the last projections are d steps old.
 
     Local. Cost: some passes over the groups.
     """
-    # Where training has begun with other bits, v was right until now.
+    # If training has begun with other bits, v was right until now.
     squares = correction.get("squares", sums if step > 1 else np.zeros_like(sums))
     earlier = step - 1
     if correction:
@@ -115,10 +118,10 @@ def learn(
 
 
 def require_correction(saved: Mapping[str, Array], like: Array | None) -> None:
-    """See that a saved correction is one of vectors like this one, or none.
+    """Check that a saved correction is empty, or fits a vector like `like`.
 
     Raises:
-        UserError: it is not.
+        UserError: the correction does not fit.
     """
     if not saved:
         return

@@ -1,7 +1,7 @@
-"""Ctrl-C while one of our own programs starts: one line, and no traceback of what it imports.
+"""Startup of our own programs: Ctrl-C prints one line, without a traceback of the imports.
 
-The first thing that the package imports, since the rest takes a second; NumPy would even turn the
-interrupt into an ImportError. Local.
+The package imports this module first, because the remaining imports take a second, and NumPy would
+even turn the interrupt into an ImportError. Local.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["begin", "started"]
 
 
 def begin() -> None:
-    """From now on an interrupt ends this process in one line, if it is a program of ours; and its
-    standard streams are there, also where it was started without one (``>&-``)."""
+    """Install the interrupt handler, if this process is a program of ours: an interrupt then ends
+    the process in one line. Also open closed standard streams (``>&-``)."""
     if not _is_own_program():
         return
     _open_streams()
@@ -26,14 +26,15 @@ def begin() -> None:
 
 
 def started() -> None:
-    """Entry points call this as they begin to handle interrupts themselves."""
+    """Remove the interrupt handler. Entry points call this once they handle interrupts
+    themselves."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_streams() -> None:
-    """Open the null device for each standard stream that is closed: else the next file that is
-    opened gets its number, and what is printed."""
+    """Open the null device for each closed standard stream: otherwise the next opened file would
+    get the stream's number, and its output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -46,16 +47,20 @@ def _open_streams() -> None:
 
 
 def _is_own_program() -> bool:
-    """`parallel-sgd`, the train.py beside this package, or one of its modules."""
+    """Return True for `parallel-sgd`, for the train.py next to this package, and for the package's
+    modules."""
     words, script = sys.orig_argv, sys.argv[0] if sys.argv else ""
     if script == "-m" and "-m" in words[:-1]:
         return words[words.index("-m") + 1].partition(".")[0] == __package__
-    beside = Path(__file__).parents[1] / "train.py"
-    return os.path.basename(script) == "parallel-sgd" or os.path.realpath(script) == str(beside)
+    train_script = Path(__file__).parents[1] / "train.py"
+    return os.path.basename(script) == "parallel-sgd" or os.path.realpath(script) == str(
+        train_script
+    )
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """By the signal itself, which an mpiexec heeds also where MPI is not up."""
+    """End the process by the signal itself: an mpiexec reacts to that also before MPI has
+    started."""
     os.write(sys.stderr.fileno(), b"parallel-sgd: interrupted\n")
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

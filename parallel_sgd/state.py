@@ -1,9 +1,9 @@
-"""What training state is made of, so that every checkpoint can hold every algorithm's.
+"""Building blocks of training state: every checkpoint can hold every algorithm's state.
 
-A state is a dataclass whose fields are arrays, numbers, text, dictionaries of arrays by name, None,
-or dataclasses of the same, which speak for themselves. Each other field has a reshard rule by
-`across`: what becomes of it on another number of ranks. `workspace` marks what is no state at all:
-buffers, communicators, threads. What has such of its own, and what is kept by other ranks, is a
+A state is a dataclass with fields of arrays, numbers, text, dictionaries of arrays by name, None,
+or nested dataclasses of the same kind. Every field except a nested dataclass has a reshard rule,
+given by `across`: its meaning on a different number of ranks. `workspace` marks fields without
+state: buffers, communicators, threads. A part with such a workspace, or kept by other ranks, is a
 `Component`.
 """
 
@@ -36,111 +36,111 @@ def across(
     open: bool = False,
     **options: Any,
 ) -> Any:
-    """A field of a state, with its reshard rule, by which a checkpoint is redistributed where
-    another number of ranks takes it up (`parallel_sgd.load_checkpoint`):
+    """Declare a field of a state, with its reshard rule. The rule redistributes a checkpoint loaded
+    on a different number of ranks (`parallel_sgd.load_checkpoint`):
 
-    - "same": equal on all ranks, and so on any number of them; rank 0's is taken.
-    - "mean": an array of which only the mean over the ranks goes on, by the `weight` of each state
-      where it has such an attribute, and alike where all weights are 0. What is equal on all ranks
-      stays as it is, bit for bit. The model itself is a mean.
-    - "most": a whole number of which the largest of all ranks goes on.
-    - "sum": an array of which the sum over the ranks is kept: rank j of K' takes over those of
-      ranks j, j + K', ...
-    - "stripe": this rank's part of one vector, which is cut anew.
-    - "share": a whole number that the ranks have together, divided among them.
-    - "drop": what says nothing on another number of ranks, such as a random generator's state; None
-      takes its place, and `Component.restored` goes on from there.
+    - "same": equal on all ranks, and so on any number of ranks; rank 0's value is taken.
+    - "mean": an array with only its mean over the ranks kept, weighted by the `weight` attribute of
+      each state, if any, and evenly if all weights are 0. Values equal on all ranks stay the same,
+      bit for bit. The model itself is a mean.
+    - "most": a whole number with only the largest of all ranks kept.
+    - "sum": an array with its sum over the ranks kept: rank j of K' takes the parts of ranks j, j +
+      K', ...
+    - "stripe": this rank's part of one vector, cut anew.
+    - "share": a whole number with its sum over the ranks kept, divided among the ranks.
+    - "drop": meaningless on a different number of ranks, such as a random generator's state; None
+      takes its place, and `Component.restored` continues from there.
 
     Args:
-        least: what a number in a checkpoint must be at least; then it must be finite, too.
-        open: of a dictionary: whether ranks may have other entries in it than each other, and than
-            this program: arrays of any dtypes and shapes. Then `Component.check` looks at them, and
-            on another number of ranks an entry goes on that only some have.
+        least: least valid number in a checkpoint; the number must then be finite, too.
+        open: for a dictionary: its entries may differ between ranks, and from this program's:
+            arrays of any dtypes and shapes. `Component.check` must then check the entries. On a
+            different number of ranks, an entry present on only some ranks is kept, too.
 
-    The arrays in a dictionary go by the rule of its field, the fields of a dataclass each by their
-    own. A field without a rule can be taken up by the same number of ranks only.
+    The arrays in a dictionary follow the rule of its field, the fields of a nested dataclass each
+    their own. A state with a field without a rule can be loaded only on the same number of ranks.
     """
     metadata = {"across": rule, "least": least, "open": open}
     return dataclass_field(metadata=metadata, **options)
 
 
 def workspace(**options: Any) -> Any:
-    """A field that holds no state: a new `init` makes it, and no checkpoint has it."""
+    """Declare a field without state: made by a new `init`, and absent from checkpoints."""
     return dataclass_field(metadata={"workspace": True}, repr=False, **options)
 
 
 def weight_of(state: Any) -> int:
-    """What the model of a rank with this state counts in a mean of the ranks' models. Local."""
+    """Return the weight of a state's model in a mean of the ranks' models. Local."""
     return int(getattr(state, "weight", 1))
 
 
 class Component:
     """A part of a state with more than values: buffers, communicators, threads.
 
-    A learner finds the components in the fields of a state and of its dataclasses, and in their
-    fields, and asks each of them. The state itself may be one. A component speaks for those in its
-    own workspace. Everything here is local unless it says otherwise, and does nothing unless it is
-    defined.
+    A learner finds the components in the fields of a state, and recursively in the fields of its
+    dataclasses, and calls each of them. The state itself may be a component. A component is
+    responsible for components in its own workspace. Everything here is local unless stated
+    otherwise, and does nothing by default.
     """
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to others for training so far (and has got from parameter
-        servers, whose own are 0)."""
+        """Bytes that this rank has sent to other ranks for training so far. Bytes received from
+        parameter servers are included; a server's own count is 0."""
         return 0
 
     def wait(self) -> None:
-        """Wait for what runs in the background, so that the state is whole; training is not
-        affected."""
+        """Wait for background work, so that the state is complete; training is not affected."""
 
     def drain(self) -> None:
-        """Bring to its end what ranks have begun together; its result is not used. Collective:
-        where training cannot go on, or is finished, so that no rank is left waiting."""
+        """Complete pending work begun by all ranks, without using the result. Collective: at the
+        end of training, or after a failure of training, so that no rank is left waiting."""
 
     def abandon(self) -> None:
-        """Ranks have died: what is under way fails, and is waited for, so that nothing goes on in
-        the background; its result is not used, and the state is no longer. The communicators are
+        """Wait for the failure of pending work after a rank failure, so that no background work
+        remains. Neither its result nor the state is used afterwards. The communicators have been
         revoked. Local."""
 
     def close(self, *, failed: bool = False) -> None:
-        """Give back what was taken beside memory.
+        """Release communicators, threads and buffers.
 
         Args:
-            failed: training has ended with an error that all ranks share: only what all of them
-                have begun is waited for.
+            failed: training has ended with an error shared by all ranks: only work begun by all
+                ranks is waited for.
 
-        Called once; then there is nothing more but questions about what was (`report`,
-        `bytes_sent`). Collective.
+        Called once; afterwards only `report` and `bytes_sent` are called. Collective.
         """
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
-        """See that a saved state means something, before anything of a learner has changed.
+        """Check that a saved state is valid, before anything of a learner changes.
 
         Args:
-            saved: its fields by name, of the types, dtypes and numbers of axes of the present ones;
-                states in it are mappings too. On another number of ranks, what they make of it.
-            ranks: that wrote it.
+            saved: its fields by name, of the same types, dtypes and numbers of axes as the present
+                ones; nested states are mappings too. On a different number of ranks, the resharded
+                fields.
+            ranks: number of ranks of the checkpoint.
         Raises:
-            UserError: naming what is not possible.
+            UserError: names the invalid field.
         """
 
     def restored(self) -> None:
-        """Go on from a state that has been put back. Collective where servers must know."""
+        """Continue from a restored state. Collective if servers must be told."""
 
     def report(self) -> dict[str, Any] | None:
-        """What it can tell of this rank's training so far, as JSON can hold it; None: nothing."""
+        """Return statistics of this rank's training so far, in a form that JSON can hold; None if
+        there are none."""
         return None
 
 
 class External(Component):
-    """A component of which a part is kept by other ranks, such as parameter servers."""
+    """A component with a part on other ranks, such as parameter servers."""
 
     def collect(self) -> None:
-        """Bring into the state what of it is elsewhere, so that a checkpoint can hold it. Training
-        is not affected. Collective."""
+        """Fetch the remote part into the state, for a checkpoint. Training is not affected.
+        Collective."""
 
     def write(self, folder: str) -> dict[str, Any]:
-        """Have others write to a folder what they hold of the state that was collected.
+        """Let the remote ranks write their part of the collected state to a folder.
 
         Returns:
             Size and checksum of every file, by name.
@@ -150,20 +150,20 @@ class External(Component):
         return {}
 
     def check_files(self, folder: str) -> None:
-        """See that what others have written can be read. Called by the first rank, before anything
-        of a learner has changed.
+        """Check that the remote ranks' files can be read. Called by the first rank, before anything
+        of a learner changes.
 
         Raises:
-            UserError: it cannot.
+            UserError: a file cannot be read.
         """
 
     def read(self, folder: str) -> None:
-        """Have others read what they have written. Called by the first rank."""
+        """Let the remote ranks read their files. Called by the first rank."""
 
 
 def components(state: Any) -> Iterator[tuple[str, Component]]:
-    """Every component in a state, with its place: the names of fields with dots, the state's own
-    being empty. A component comes before those within it. Local."""
+    """Yield every component in a state, with its place: the names of fields, joined by dots; empty
+    for the state itself. A component comes before its nested components. Local."""
     if isinstance(state, Component):
         yield "", state
     if not is_dataclass(state):
@@ -177,19 +177,21 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
 
 
 class Cause(Enum):
-    """Why the state of a learner was replaced as a whole."""
+    """Cause of a replacement of a learner's whole state."""
 
-    LOADED = auto()  #: from a checkpoint, of this run or another one
-    RESTORED = auto()  #: from a snapshot of this run: a trial has ended, or the best model returns
-    RECOVERED = auto()  #: ranks have failed or joined; training continues on the present ones
+    LOADED = auto()  #: from a checkpoint, of this run or of a different run
+    RESTORED = auto()  #: from a snapshot of this run: after a trial, or to return to the best model
+    RECOVERED = (
+        auto()
+    )  #: after ranks have failed or joined; training continues on the present ranks
 
 
 @dataclass(frozen=True)
 class StateReplaced:
-    """The state is another one than before.
+    """Event: a learner's whole state has been replaced.
 
     Attributes:
-        cause: why.
+        cause: of the replacement.
         clock: samples of all ranks in the new state.
     """
 
@@ -198,5 +200,5 @@ class StateReplaced:
 
     @property
     def ranks_changed(self) -> bool:
-        """The state belongs to other ranks than before."""
+        """True if the set of ranks has changed, too."""
         return self.cause is Cause.RECOVERED

@@ -1,11 +1,11 @@
-"""Where a rank's time goes: intervals with a name, on the clock of `time.perf_counter`.
+"""Traces of a rank's time: named intervals on the clock of `time.perf_counter`.
 
-Whoever works or waits says so through its communicator, ``with comm.trace.span("encode"): ...``. By
-default nothing is kept, which costs about 0.15 µs; `Trace` keeps it, in memory. Everything here is
-local: `parallel_sgd.training.trace_file` writes the file of all ranks.
+Code marks its work and its waits through its communicator, ``with comm.trace.span("encode"): ...``.
+By default nothing is kept, at a cost of about 0.15 µs; a `Trace` keeps the intervals in memory.
+Everything here is local: `parallel_sgd.training.trace_file` writes the file of all ranks.
 
     compute    the user's, between two steps of the learner: data and gradient
-    step       of the learner, whole, with what is in it:
+    step       of the learner, whole, including:
     exchange   a sum over all ranks, with encode, wire, sum and decode
     wait       for the other ranks
     update     the optimizer's step
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple, Protocol
 __all__ = ["MOST_EVENTS", "NO_TRACE", "Event", "Span", "Trace"]
 
 MOST_EVENTS = 100_000
-"""So many intervals of a rank are kept, some 20 MB; later ones are only counted."""
+"""Most intervals kept for a rank, some 20 MB; later intervals are only counted."""
 
 
 class Event(NamedTuple):
-    """One interval.
+    """A named interval.
 
     Attributes:
         begin_s, end_s: `time.perf_counter` of this rank.
-        thread: its name; "main" for the one that made the trace; or a row of its own.
-        facts: numbers and texts that say more.
+        thread: its name; "main" for the thread of the trace's creation; or a custom row.
+        facts: numbers and texts with details.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Event(NamedTuple):
 
 
 class Span(Protocol):
-    """What `Trace.span` returns: the body of the `with` is the interval."""
+    """The context manager returned by `Trace.span`: the body of the `with` is the interval."""
 
     def __enter__(self) -> object: ...
 
@@ -54,7 +54,7 @@ class Span(Protocol):
 
 
 class _NoSpan:
-    """Does nothing: one is enough for all, in any thread."""
+    """Does nothing; a single instance serves all threads."""
 
     def __enter__(self) -> None: ...
 
@@ -68,8 +68,8 @@ class Trace:
     """Keeps the intervals of one rank, from any of its threads.
 
     Attributes:
-        events: in the order in which they ended, at most `MOST_EVENTS`.
-        left_out: how many came after those.
+        events: in the order of their ends, at most `MOST_EVENTS`.
+        skipped: number of later events.
 
     Local. Cost: about 2 µs and 200 bytes an interval.
 
@@ -88,22 +88,25 @@ class Trace:
         self._counting = threading.Lock()
 
     def span(self, name: str) -> Span:
-        """For a `with`, whose body is the interval, also where it ends with an error. Local."""
+        """Return a context manager that records its body as an interval, even after an error.
+        Local."""
         return _Recorded(self, name)
 
     def collective(self) -> Span:
-        """For a `with`, whose body is a collective on arrays: who adds up wants to know. Local."""
+        """Return a context manager for a collective on arrays: used by subclasses with statistics.
+        Local."""
         return _NO_SPAN
 
     def record(
         self, name: str, begin_s: float, end_s: float, *, row: str = "", **facts: Any
     ) -> None:
-        """Keep an interval that is known afterwards.
+        """Record an interval after its end.
 
         Args:
             begin_s, end_s: of `time.perf_counter`.
-            row: where to show what overlaps with this thread's other intervals; its own by default.
-            facts: what else to show, as JSON can hold it.
+            row: shows an interval that overlaps with this thread's other intervals; by default the
+                thread's row.
+            facts: details to show, in a form that JSON can hold.
 
         Local.
         """
@@ -117,8 +120,6 @@ class Trace:
 
 
 class _Recorded:
-    """A span of a trace that records."""
-
     __slots__ = ("_begin_s", "_name", "_trace")
 
     def __init__(self, trace: Trace, name: str) -> None:
@@ -137,8 +138,6 @@ class _Recorded:
 
 
 class _NoTrace(Trace):
-    """Keeps nothing."""
-
     def span(self, name: str) -> Span:
         return _NO_SPAN
 
@@ -149,4 +148,4 @@ class _NoTrace(Trace):
 
 
 NO_TRACE = _NoTrace()
-"""The trace of a communicator unless it was given another."""
+"""The default trace of a communicator."""

@@ -1,7 +1,7 @@
-"""What options must be like: each function returns the option as a plain Python value, or refuses.
+"""Validation of options: each function returns the option as a plain Python value, or refuses.
 
 Plain values have one `repr`, whatever the user wrote (0.1 or ``np.float64(0.1)``, a mapping in any
-order): that is what ranks compare, and what files keep. Everything here is local.
+order): ranks compare this `repr`, and files keep it. Everything here is local.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from .errors import UserError
 Value = TypeVar("Value")
 
 LARGEST = (2 - 2**-23) * 2.0**127
-"""Options meet float32 arrays: beyond this they would be infinite there."""
+"""Largest float32: options meet float32 arrays, and a larger number would be infinite there."""
 
 SMALLEST = 2.0**-126
-"""Below this they would be zero there, or lose their precision."""
+"""Smallest normal float32: a smaller number would be zero there, or lose precision."""
 
-LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
+LARGEST_INTEGER = (1 << 63) - 1  #: in arrays and messages
 
 PATH = re.compile(r"""\b(?:Pure)?(?:Posix|Windows)Path\(('[^']*'|"[^"]*")\)""")
 
-BOTH = (True, False)  #: what a switch may be
+BOTH = (True, False)  #: values of a switch
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""In what Python shows of functions and objects: another address in every process."""
+"""Addresses in Python's text for functions and objects: different in every process."""
 
 _FLOAT32 = struct.Struct("f")
 
-NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
+NUMBERS = "biuf"  #: kinds of dtypes with plain real numbers
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None, *, bits: int = 63) -> int:
     """Return an argument as an int.
 
     Args:
-        bits: that it has at most: as arrays and messages hold; random generators take more.
+        bits: most bits, as arrays and messages hold; random generators take more.
     Raises:
-        UserError: it is not a whole number of an integer type, or out of range.
+        UserError: not a whole number of an integer type, or out of range.
     """
     try:
         whole = None if isinstance(value, bool) else operator.index(value)
@@ -63,10 +63,10 @@ def integer(name: str, value: Any, least: int, most: int | None = None, *, bits:
 
 
 def checked_seed(value: Any) -> int:
-    """Return a seed, which may be as long as those that NumPy draws from the system.
+    """Return a seed, of up to the length of NumPy's seeds from the system.
 
     Raises:
-        UserError: it is not a whole number, or below 0.
+        UserError: not a whole number, or below 0.
     """
     return integer("seed", value, 0, bits=1024)
 
@@ -83,10 +83,10 @@ def number(
     """Return an argument as a float.
 
     Args:
-        may_vanish: whether it may be 0 in float32 though it is not here.
+        may_vanish: allow a positive number that is 0 in float32.
     Raises:
-        UserError: it is not a real number, not finite, or out of range, or it is so in float32; or
-            it vanishes there.
+        UserError: not a real number, not finite, or out of range, here or in float32; or zero in
+            float32 only.
     """
     real = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -107,20 +107,20 @@ def number(
 
 
 def _in_float32(real: float) -> float:
-    """The nearest number of float32 to a real number; of those beyond its range, the last."""
+    """Return the nearest float32 to a real number; beyond the range of float32, its last number."""
     nearest: float = _FLOAT32.unpack(_FLOAT32.pack(min(max(real, -LARGEST), LARGEST)))[0]
     return nearest
 
 
 def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
-    """Return the one of `choices` that an argument is.
+    """Return the element of `choices` equal to an argument.
 
-    True is not 1. 1.0 is, where a choice beside 1 is no whole number.
+    True is not 1. 1.0 is 1 if `choices` contain a float.
 
     Raises:
-        UserError: it is none of them.
+        UserError: the argument is not among the choices.
     """
-    import numpy as np  # here, since launchers, which have no such argument, do without
+    import numpy as np  # imported here: launchers have no such argument, and need no NumPy
 
     plain = value.item() if isinstance(value, np.generic) else value
     fractions = any(isinstance(one, float) for one in choices)
@@ -137,9 +137,9 @@ def instance(name: str, value: Value, kind: type[Any], example: str) -> Value:
     """Return an argument that is an instance of a class.
 
     Args:
-        example: how such a one is made.
+        example: a valid expression, for the error.
     Raises:
-        UserError: it is not one.
+        UserError: not an instance.
     """
     if not isinstance(value, kind):
         raise UserError(
@@ -153,9 +153,9 @@ def function(name: str, value: Any, what: str) -> Any:
     """Return an argument that is a function.
 
     Args:
-        what: of which arguments, as "of a batch".
+        what: the function's arguments, as "of a batch".
     Raises:
-        UserError: it cannot be called; or it is a class, in the place of what that makes.
+        UserError: not callable; or a class, in place of an instance.
     """
     if not callable(value) or isinstance(value, type):
         raise UserError(f"{name} must be a function {what}: it is {kind_of(value)}")
@@ -166,7 +166,7 @@ def text(name: str, value: Any) -> str:
     """Return an argument that is a text.
 
     Raises:
-        UserError: it is none.
+        UserError: not a text.
     """
     if not isinstance(value, str):
         raise UserError(f"{name}={shown(value)} must be a text")
@@ -176,13 +176,13 @@ def text(name: str, value: Any) -> str:
 def mapping(
     name: str, value: Any, what: str = "values", *, optional: bool = True
 ) -> dict[str, Any]:
-    """Return a mapping from names as a dict; of None an empty one.
+    """Return a mapping from names as a dict; an empty one for None.
 
     Args:
-        what: the names are of.
-        optional: whether it may be None.
+        what: kind of the values, for the error.
+        optional: allow None.
     Raises:
-        UserError: it is none.
+        UserError: not a mapping from names.
     """
     if value is None and optional:
         return {}
@@ -192,11 +192,11 @@ def mapping(
 
 
 def one_number(name: str, value: Any) -> Any:
-    """Return an argument that is one number, or an array of one value, as it is: an array on a GPU
-    is not waited for. It need not be finite.
+    """Return an argument unchanged if it is a number or an array of one value. An array on a GPU is
+    not waited for. The number need not be finite.
 
     Raises:
-        UserError: it is no number.
+        UserError: not a single number.
     """
     number_like = hasattr(value, "__float__") and not isinstance(value, type)
     if not number_like or math.prod(getattr(value, "shape", ())) != 1:
@@ -205,9 +205,9 @@ def one_number(name: str, value: Any) -> Any:
 
 
 class Points(Mapping[int, Value]):
-    """A mapping from samples to values that stays as it is, in the order of the samples.
+    """An immutable mapping from samples to values, in the order of the samples.
 
-    Equal to a dict of the same, and unlike it hashable.
+    Equal to a dict with the same items, and unlike a dict hashable.
     """
 
     def __init__(self, points: Mapping[int, Value]) -> None:
@@ -230,13 +230,13 @@ class Points(Mapping[int, Value]):
 
 
 def points(name: str, values: Any, check: Callable[[str, Any], Value]) -> Points[Value]:
-    """Return a mapping from samples to values as `Points`: a copy, which nobody changes.
+    """Return a mapping from samples to values as `Points`: an immutable copy.
 
     Args:
-        check: given a name and a value, returns it as a plain value or raises a UserError.
+        check: given a name and a value, returns the plain value or raises a UserError.
     Raises:
-        UserError: it is not a mapping, does not begin at 0, or a number of samples or a value is
-            not possible.
+        UserError: not a mapping, without a point at 0, or a number of samples or a value is
+            invalid.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{name}={shown(values)} must be a mapping from samples to values")
@@ -250,26 +250,26 @@ def points(name: str, values: Any, check: Callable[[str, Any], Value]) -> Points
 
 
 def require_use(name: str, value: Any, default: Any, used: bool, needs: str) -> None:
-    """See that what was asked for has an effect.
+    """Check that a given option has an effect.
 
     Args:
-        default: of the option: whoever has asked for nothing may not want it.
-        used: whether the option is looked at, beside the others that were given.
-        needs: what would have to be given, so that it were.
+        default: of the option: a default value needs no effect.
+        used: True if the other given options make this one effective.
+        needs: options needed for an effect.
     Raises:
-        UserError: it has none.
+        UserError: the option has no effect.
     """
     if not used and value != default:
         raise UserError(f"{name}={shown(value)} has no effect without {needs}")
 
 
 def require_memory(name: str, size: int) -> None:
-    """See that so many bytes could fit into this machine's memory, if nothing else were there.
+    """Check that `size` bytes would fit into this machine's memory, if nothing else were there.
 
-    Linux promises more than it has, and ends the process that takes it by its word. Local.
+    Linux promises more memory than it has, and kills the process that uses the promise. Local.
 
     Raises:
-        UserError: they could not.
+        UserError: the bytes do not fit.
     """
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > there:
@@ -283,23 +283,24 @@ def set_validated(options: object, **values: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as errors show it: in one line, not too long, and the same on all ranks."""
+    """Return a value as text for errors: in one line, at most 100 characters, the same on all
+    ranks."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     try:
         text = " ".join((str(value) if plain else with_plain_paths(repr(value))).split())
-    except ValueError:  # Python writes no more than some thousand digits
+    except ValueError:  # Python converts at most some thousand digits to text
         text = f"<{kind_of(value)}, too long to show>"
     text = ADDRESS.sub("", text)
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def with_plain_paths(text: str) -> str:
-    """Return a `repr` with every path in it as a text: 'a/b' for PosixPath('a/b')."""
+    """Return a `repr` with each path in it as a text: 'a/b' for PosixPath('a/b')."""
     return PATH.sub(r"\1", text)
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, as errors say it: "a list", "None", or "the class SGD"."""
+    """Return the kind of a value for errors: "a list", "None", or "the class SGD"."""
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     if value is None:
@@ -309,22 +310,22 @@ def kind_of(value: Any) -> str:
 
 
 def with_article(name: str) -> str:
-    """A name of a class behind "a" or "an"."""
+    """Return the name of a class after "a" or "an"."""
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"  # a UniformLevels
 
 
 def line_of(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """Return an exception's text in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def checked_path(name: str, path: Any, what: str = "folder") -> Path:
-    """A path, as it was given.
+    """Return a path as given.
 
     Args:
-        what: it is to be the path of.
+        what: the kind of file, for the error.
     Raises:
-        UserError: it is none.
+        UserError: not a valid path.
     """
     required = f"{name}={shown(path)} must be the path of a {what}"
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
@@ -336,6 +337,6 @@ def checked_path(name: str, path: Any, what: str = "folder") -> Path:
     except UnicodeEncodeError:
         raise UserError(f"{required}: it has characters that no name of a file has") from None
     except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # whatever is done with it fails, too
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # any later use would fail, too
             raise UserError(f"{required}: {error.strerror}") from None
     return Path(os.fsdecode(path))

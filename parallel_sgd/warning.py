@@ -1,4 +1,4 @@
-"""Warnings about what a program does, at the program's own line."""
+"""Warnings about the user's program, at the line of that program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def warn(text: str) -> None:
-    """Warn of something that is likely to be a mistake, where the program has called this package:
-    by Python's own `warnings`, so that a filter can silence it, or make it an error. Local.
+    """Warn of a likely mistake, at the program's latest call of this package. This uses Python's
+    `warnings`, so a filter can silence the warning, or raise it as an error. Local.
 
     Raises:
-        UserError: a filter makes an error of it. The other ranks have to be told.
+        UserError: a filter turns the warning into an error. The caller must report this to all
+            ranks.
     """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):

@@ -163,4 +163,4 @@ class SavedOptimizer:
         self._copy = self._state.copied(self._copy)
 
     def restore(self) -> None:
-        self._state.put_back(self._copy)
+        self._state.restore(self._copy)

@@ -9,7 +9,7 @@ from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
 from ..communication.job_environment import requested_role, requested_servers
-from ..errors import SharedError, SharedLoss, SharedProblem
+from ..errors import SharedError, SharedPeerFailure, SharedProblem
 from ..options import Choice, Options, Whole, option, options
 from .client import Client
 
@@ -198,10 +198,12 @@ class ParameterServers(Options, Roles):
         rank is left, every worker also serves.
 
         Raises:
-            SharedLoss: no rank that trained is left.
+            SharedPeerFailure: no rank that trained is left.
         """
         workers = [rank for rank, only_served in enumerate(served) if only_served is False]
         servers = [rank for rank, only_served in enumerate(served) if only_served is not False]
         if not workers:
-            raise SharedLoss("all ranks that have trained are lost, and only servers are left")
+            raise SharedPeerFailure(
+                "all ranks that have trained are lost, and only servers are left"
+            )
         return workers, servers or workers

@@ -13,7 +13,7 @@ from ..communication import Endpoint
 from ..communication.endpoint import as_bytes
 from ..communication.liveness.finish import ON_ITS_WAY_S
 from ..embedding import ServedTables
-from ..errors import SharedError, UserError, WaitedInVain
+from ..errors import PeerFailure, SharedError, UserError
 from .answers import Answers
 from .direct_requests import DIRECT_REQUESTS
 from .order import Order
@@ -344,7 +344,7 @@ class Server:
                 heard[worker] = now
                 continue
             self._endpoint.show_stacks(rank, f"has not heard of rank {rank} for {timeout_s:g} s")
-            raise WaitedInVain(
+            raise PeerFailure(
                 f"a server has not heard of the worker on rank {rank} for "
                 f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
                 "is busy with something else; ending the job"

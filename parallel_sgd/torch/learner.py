@@ -206,8 +206,8 @@ class Learner(ArrayLearner):
         self.world.require_agreement(self._facts)
         super()._compare_arguments()
 
-    def _form(self) -> None:
-        super()._form()
+    def _form_group(self) -> None:
+        super()._form_group()
         root = 0
         if self.world.fault_tolerant:  # rank 0 may just have joined
             holders = self.world.allgather_object(self._holds_model)
@@ -263,8 +263,8 @@ class Learner(ArrayLearner):
             self._scaling.reset()
         self._local_samples = None
 
-    def _forget_minibatch(self) -> None:
-        super()._forget_minibatch()
+    def _discard_minibatch(self) -> None:
+        super()._discard_minibatch()
         self._clear_gradients()
         # The forward pass has changed buffers, and drawn random numbers.
         self.recovery.restore_part("model")
@@ -311,7 +311,7 @@ class Learner(ArrayLearner):
         if self.serves:
             return super().step(samples)
         with on_default_stream(self._module.device):
-            if self._announced.next_own() == 0:  # the sampler's sample is only a filler
+            if self._ledger.next_local_samples() == 0:  # the sampler's sample is only a filler
                 samples = 0
             loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
             return super().step(samples, loss)
@@ -326,7 +326,7 @@ class Learner(ArrayLearner):
             if isinstance(self.local_step, TorchStep):
                 self.local_step.require_ready(self._scaling)
             gradients.settle_unit(samples, self.runner.agree)
-            given = self._announced.since_step
+            given = self._ledger.since_step
             self._loop_checks.before_step(samples, given, distributed=self.distributed)
             used = gradients.gather(samples)
         except UserError as error:
@@ -350,7 +350,7 @@ class Learner(ArrayLearner):
         finally:
             self.consistency.note = 0
         try:
-            self._loop_checks.after_step(samples, self._announced.taken)
+            self._loop_checks.after_step(samples, self._ledger.taken)
         except UserError as error:
             self.fail(str(error))
         if not total or self.skipped.is_latest(self.samples):
@@ -366,9 +366,9 @@ class Learner(ArrayLearner):
         skip = self._gradients.overflow and synchronous
         return super()._step(samples, skip=skip)
 
-    def _own_mark(self) -> int:
+    def _gradient_mark(self) -> int:
         if self._overlap is None:
-            return super()._own_mark()
+            return super()._gradient_mark()
         first = self._overlap.first
         return 0 if first is None else mark_of(as_array(first).reshape(-1))
 
@@ -378,7 +378,7 @@ class Learner(ArrayLearner):
             return None
         if not self._mean:
             return 1.0
-        announced = self._announced.next_own(backwards)
+        announced = self._ledger.next_local_samples(backwards)
         accumulated = backwards > 1 and self._local_samples  # of one minibatch or several: unknown
         if announced is None or accumulated:
             announced = self._local_samples
@@ -406,7 +406,7 @@ class Learner(ArrayLearner):
         whole epoch by the time the loop was left. Local.
         """
         if not self.serves and not self._module.has_gradients():
-            self._announced.forget_left()
+            self._ledger.discard_unstepped()
         return super().feed()
 
     def run_dry(self) -> None:
@@ -429,7 +429,7 @@ class Learner(ArrayLearner):
             self.meet()
             self.model_state.synchronize_buffers(self._buffers, self.comm)
             modes = [(part, part.training) for part in self.model.modules()]
-            with self.aside("evaluate"), self.shared_model(), torch.no_grad():
+            with self.outside_training("evaluate"), self.shared_model(), torch.no_grad():
                 self.model.eval()
                 try:
                     yield

@@ -153,10 +153,10 @@ class MinibatchSampler(Sampler[list[int]]):
     def _whole_epoch(self, number: int) -> Iterator[int]:
         """Yield an epoch's number; again if ranks have failed and part of the epoch is left."""
         while True:
-            before = self._recovery.times
+            before = self._recovery.rollbacks
             yield number
             self._recovery.end_pass()
-            if self._recovery.times == before or self._epoch_at(self.learner.samples) > number:
+            if self._recovery.rollbacks == before or self._epoch_at(self.learner.samples) > number:
                 return
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The learner, its checkpoints, and the session that trains, evaluates and writes a run folder."""
+"""The learner, its checkpoints, and the session: trains, evaluates and writes a run folder."""
 
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.files import CHECKPOINTS

@@ -1,4 +1,4 @@
-"""What a learner is given: of the right kinds, and the same on all ranks."""
+"""Validation of a learner's arguments: each of the required type, and equal on all ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def agree_on_arguments(
     sync_perf_stats: int,
     commit_every: int,
 ) -> tuple[int, int]:
-    """See that a learner's arguments are what they must be, and the same on all ranks. Collective.
+    """Check that a learner's arguments are valid, and equal on all ranks. Collective.
 
     Returns:
         `sync_perf_stats` and `commit_every` as plain numbers.
     Raises:
-        UserError: they are not; on all ranks, unless `comm` is none.
+        UserError: an argument is invalid, or the ranks disagree; on all ranks, unless `comm` itself
+            is no communicator.
     """
     require_communicator(comm)
     comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
@@ -53,12 +54,13 @@ def agree_on_arguments(
 
 
 def require_communicator(comm: Any) -> None:
-    """Refuse what is none: without it, no other rank can hear of anything. Local."""
+    """Refuse anything but a communicator: without one, no rank can tell the rest of a problem.
+    Local."""
     instance("comm", comm, Communicator, "Communicator.world()")
 
 
 def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
-    """See that arguments are what they must be, and not in one another's place."""
+    """Check each argument's type, also so that swapped arguments are noticed."""
     required: tuple[tuple[str, Any, type[Any], str], ...] = (
         ("parameters", parameters, Parameters, "model.parameters"),
         ("optimizer", optimizer, UpdateRule, "SGD(lr=0.1)"),
@@ -69,7 +71,7 @@ def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
 
 
 def _facts_of(name: str, options: Any) -> dict[str, Any]:
-    """What must agree of an algorithm or an optimizer: its class, and each of its options."""
+    """Return the facts of an algorithm or an optimizer to compare: its class and each option."""
     if not is_dataclass(options):
         return {name: options}
     compared = {option.name for option in all_options(type(options)) if option.field.compare}

@@ -1,4 +1,4 @@
-"""What goes on beside training: checkpoints that are being written, say."""
+"""Tasks that run in the background of training, such as writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..errors import SharedError, SharedProblem
 
 
 class BackgroundTasks:
-    """The work that runs in the background of one learner.
+    """The background tasks of one learner.
 
     Args:
-        fail: ends training on all ranks, for a problem.
+        fail: ends training on all ranks, because of a problem.
 
     Attributes:
-        work: that may yet be under way.
+        work: tasks still running, or not yet checked.
 
-    Local, but for what `fail` does.
+    Local, except for `fail`.
     """
 
     def __init__(self, fail: Callable[[str], NoReturn]) -> None:
@@ -26,16 +26,16 @@ class BackgroundTasks:
         self.work: list[InBackground[Any]] = []
 
     def add(self, work: InBackground[Any]) -> None:
-        """Hear of a piece of work from now on."""
+        """Add a task, and drop tasks that have ended."""
         self.work = [other for other in self.work if not other.done] + [work]
 
     def wait(self) -> None:
-        """Wait until nothing is under way; nothing is said of what has failed."""
+        """Wait for the end of every task, without reporting failures."""
         for work in self.work:
             work.wait()
 
-    def look(self) -> None:
-        """Tell all ranks of what has failed, in place of a step."""
+    def check(self) -> None:
+        """Report failed tasks to all ranks, in place of a step."""
         failed = [work for work in self.work if work.failed]
         self.work = [work for work in self.work if not work.done]
         for work in failed:
@@ -45,10 +45,11 @@ class BackgroundTasks:
             work.result()
 
     def end(self, *, failed: bool) -> None:
-        """Wait for all of it, or where training has failed for nothing.
+        """Collect the results of all tasks. After a failure of training, drop the tasks without
+        waiting.
 
         Raises:
-            UserError: on all ranks, if some of it has failed.
+            UserError: on all ranks, if a task has failed.
         """
         work, self.work = self.work, []
         for one in work:

@@ -1,4 +1,5 @@
-"""What all ranks must have in common where a learner waits for them."""
+"""Consistency checks: facts that must be equal on all ranks, compared whenever a learner waits for
+them."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from .runner import AlgorithmRunner
 Array = Any  #: a NumPy or CuPy array
 
 EVERY = 64
-"""Steps from one comparison of the ranks' models to the next, if nobody says otherwise: a pass over
-memory each, where a step without any calculation of gradients takes three at least."""
+"""Default number of steps between two comparisons of the ranks' models. A comparison costs one pass
+over memory; a step takes at least three, even without computing gradients."""
 
 IN_A_ROW = 4
-"""Times that the ranks' gradients were the same to the bit, which by chance they never are."""
+"""Consecutive looks with bit-identical gradients on all ranks before the warning: this never
+happens by chance."""
 
 ALWAYS, NOW_AND_THEN = 32, 16
-"""Steps in which the ranks' gradients are compared, and then every so many."""
+"""Number of first steps with a comparison of gradients, and the interval of later comparisons."""
 
 FEW = 16  #: values of a gradient
 
@@ -41,30 +43,29 @@ CALLS = ("step", "fail", "load_checkpoint", "meet (evaluate, save)", "finish")
 
 
 class ConsistencyCheck:
-    """While a learner's call on all ranks lasts, the ranks see where they agree that they do the
-    same.
+    """Compares facts between the ranks during a learner's collective call, at no extra message.
 
-    That is: they call the same, of the same learner, and have got and trained on the same
-    minibatches so far. The common model is compared now and then, and whenever they `meet`, and so
-    are the algorithm's `replicas`, such as momenta. Ranks that load a checkpoint need nothing in
-    common but that.
+    The compared facts: the call itself, the learner, and the minibatches issued and trained on so
+    far. Every few steps and at each `meet` also the common model, and the algorithm's `replicas`,
+    such as momenta. While loading a checkpoint, only the call is compared.
 
-    What they should not have in common is their gradients: with one model that says that they train
-    on the same samples. A mark of a few values is compared in the same sum, in the first steps and
-    now and then.
+    Gradients, in contrast, must differ: equal gradients of one model mean that the ranks train on
+    the same samples. A mark made of a few gradient values is compared in the same sum, in the first
+    steps and at intervals later.
 
     Args:
         number: of the learner on its communicator.
-        at_work, local_step, announced: the learner's.
-        own_mark: gives the mark of this rank's gradient, before it is exchanged; 0: it has none.
-        every: steps from one comparison of models to the next; 0: they are never compared.
+        runner, local_step, ledger: the learner's.
+        gradient_mark: returns the mark of this rank's gradient before the exchange; 0 means no
+            mark.
+        every: steps between two comparisons of models; 0: models are never compared.
 
     Attributes:
-        compares: whether models are compared, too.
-        marks: whether gradients are.
+        compares: True if models are compared, too.
+        marks: True if gradients are compared.
         note, notes, mark, marks_equal: see `communication.ConsistencyCheck`.
 
-    Local. Cost: about a microsecond, and a pass over the model where it is compared.
+    Local. Cost: about a microsecond, plus a pass over the model at each comparison of models.
     """
 
     def __init__(
@@ -72,29 +73,30 @@ class ConsistencyCheck:
         number: int,
         runner: AlgorithmRunner,
         local_step: LocalStep,
-        announced: MinibatchLedger,
-        own_mark: Callable[[], int],
+        ledger: MinibatchLedger,
+        gradient_mark: Callable[[], int],
         every: int = EVERY,
     ) -> None:
         self._number, self._runner, self._every = number, runner, every
-        self._local_step, self._announced = local_step, announced
+        self._local_step, self._ledger = local_step, ledger
         self.compares, self.marks = every > 0, True
         self.note = self.notes = self.mark = 0
         self.marks_equal = False
-        self._own_mark, self._looks, self._same = own_mark, 0, 0
-        self._call, self._steps = STEP, 0  #: the latter since models were compared
+        self._gradient_mark, self._looks, self._same = gradient_mark, 0, 0
+        self._call, self._steps = STEP, 0  #: _steps: since the latest comparison of models
         self._checksums: dict[str, int] = {}
 
     def same_gradients(self) -> bool:
-        """Whether all ranks have had the same gradient for `IN_A_ROW` times that they looked; asked
-        after each step, and True once. Local."""
-        if self.mark == 0:  # they have not looked
+        """Return True once: when all ranks have had the same gradient for `IN_A_ROW` consecutive
+        looks. Call this after each step. Local."""
+        if self.mark == 0:  # no look in this step
             return False
         self._same = self._same + 1 if self.marks_equal else 0
         return self._same == IN_A_ROW
 
     def begin(self, call: int, comm: Communicator) -> None:
-        """From here until `comm.consistency` is None again."""
+        """Start the check, on `comm`, for one call; the check lasts until `comm.consistency` is
+        None again."""
         self._call, self.notes, self.mark = call, self.note, 0
         comm.consistency = self
 
@@ -108,14 +110,14 @@ class ConsistencyCheck:
 
     def fingerprint(self, steps: int) -> int:
         sign = self._number * len(CALLS) + self._call
-        if self._call == LOAD:  # ranks may have failed after other numbers of steps
+        if self._call == LOAD:  # ranks may have failed after different numbers of steps
             self._steps, self._checksums = 0, {}
             return sign
         self._steps += steps
         self.mark = self._mark() if self.marks and self._call == STEP else 0
         due = self._steps >= self._every or self._call >= MEET
         self._checksums = self._compare() if due and self.compares else {}
-        for fact in (self._announced.given, self._announced.clock, *self._checksums.values()):
+        for fact in (self._ledger.issued, self._ledger.clock, *self._checksums.values()):
             sign = sign * FINGERPRINT_FACTOR + fact
         return sign
 
@@ -124,21 +126,23 @@ class ConsistencyCheck:
             "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
         }
         if self._call != LOAD:
-            given, clock = self._announced.given, self._announced.clock
-            facts["samples of the minibatches so far (one step for each)"] = given
+            issued, clock = self._ledger.issued, self._ledger.clock
+            facts["samples of the minibatches so far (one step for each)"] = issued
             facts["samples that were trained on so far"] = clock
         return facts | {name: f"{value:016x}" for name, value in self._checksums.items()}
 
     def _mark(self) -> int:
-        """Of this rank's gradient; 0 where nobody looks, or all ranks have the whole minibatch."""
+        """Return the mark of this rank's gradient; 0 in steps without a look, and in the warm
+        start, when all ranks have the whole minibatch."""
         self._looks += 1
         if self._looks > ALWAYS and self._looks % NOW_AND_THEN:
             return 0
         warm = self._local_step.samples < self._runner.algorithm.distributed_after
-        return 0 if warm else self._own_mark()
+        return 0 if warm else self._gradient_mark()
 
     def _compare(self) -> dict[str, int]:
-        """Checksums of what all ranks have in common now, by name; none where there is nothing."""
+        """Return checksums of the model and its replicas, by name; empty while ranks train
+        asynchronously or in the warm start."""
         runner, self._steps = self._runner, 0
         algorithm = runner.algorithm
         if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
@@ -150,8 +154,9 @@ class ConsistencyCheck:
 
 
 def mark_of(gradient: Array) -> int:
-    """A number from the bits of some values of a gradient [n], the last ones and others at equal
-    distances; 0 where these are zeros, or one is not finite, as many ranks' may be alike. Local."""
+    """Return a number made from the bits of some values of a gradient [n]: the last values, and
+    more at equal distances. Return 0 if these are all zero, or if one is not finite, because many
+    ranks may then have equal values. Local."""
     few = np.concatenate(
         [
             part if isinstance(part, np.ndarray) else part.get()
@@ -164,7 +169,8 @@ def mark_of(gradient: Array) -> int:
 
 
 def checksum(x: Array) -> int:
-    """The sum of a vector's bytes, as 64-bit words, modulo 2^64. Local. Cost: reads it once."""
+    """Return the sum of a vector's bytes, as 64-bit words, modulo 2^64. Local. Cost: reads the
+    vector once."""
     xp = array_module(x)
     words = x.view(xp.uint32)
     even = len(words) - len(words) % 2

@@ -1,4 +1,4 @@
-"""The learner: parameters, an optimizer and an algorithm, at work on a group of ranks."""
+"""The learner: parameters, an optimizer and an algorithm, run on a group of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer, kind_of, one_number
 from ..warning import warn
-from . import non_finite as leaving_out
+from . import non_finite
 from .consistency import FAIL, FINISH, MEET, SAME_GRADIENTS, STEP
 from .feed import Feed
 from .learner_setup import LearnerSetup
@@ -22,47 +22,48 @@ Result = TypeVar("Result")
 
 
 class Learner(LearnerSetup):
-    """Trains the ranks' common model with the gradients that each of them computes.
+    """Trains the ranks' common model with the gradients computed by each rank.
 
     Args:
-        parameters: the model; on return rank 0's values on all ranks. They may be views that the
-            model goes on using: every update is in place.
+        parameters: the model; on return rank 0's values on all ranks. The arrays may be views that
+            the model goes on using: every update is in place.
         optimizer: the local update rule.
         algorithm: how the ranks train together.
         comm: the ranks.
-        sync_perf_stats: after every so many exchanges of all ranks the first rank that trains
-            prints a line on their cost: see `SyncPerformance`. 0: never.
-        minibatch_size: samples of all ranks in each minibatch, where that is known: what cannot be
-            trained on is then refused here, and else by the first step.
-        commit_every: where ranks survive each other (`parallel-sgd run --survive`), keep a copy of
-            the state after so many steps, to which training goes back when a rank has died.
-        not_finite: what becomes of a gradient (or a loss that `step` is given) that is not finite
-            on any rank. "stop": training ends, on all. "skip": all ranks leave the minibatch out;
-            where they go by themselves for a while, the whole block; a worker of parameter servers
-            its push. The clock goes on, and all else is what it was before: see `report`.
-        most_skipped: so many times in a row; then training ends.
-        compare_every: steps from one comparison of the ranks' models and momenta to the next; 0:
-            never. A pass over memory each.
+        sync_perf_stats: the first training rank prints a line on the cost of exchanges after this
+            many exchanges of all ranks: see `SyncPerformance`. 0: never.
+        minibatch_size: samples of all ranks in each minibatch, if known. An impossible size is then
+            refused here instead of in the first step.
+        commit_every: with fault-tolerant ranks (`parallel-sgd run --survive`), take a snapshot of
+            the state every this many steps. Training rolls back to a snapshot after a rank failure.
+        not_finite: the policy for an infinite or NaN gradient (or loss given to `step`) on any
+            rank. "stop": training ends on all ranks. "skip": all ranks skip the minibatch; while
+            training alone, ranks skip the whole block; a worker of parameter servers skips its
+            push. The clock advances and all other state stays as before: see `report`.
+        most_skipped: consecutive skips allowed; one more ends training.
+        compare_every: steps between two comparisons of the ranks' models and momenta; 0: never.
+            Each comparison costs one pass over memory.
     Raises:
-        UserError: on all ranks, if an argument is not what it must be on any of them, or if they
-            disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
+        UserError: on all ranks, if an argument is invalid on any rank, or if the ranks disagree on
+            layout, dtype, optimizer, algorithm, any option, or the library's version.
 
     Attributes:
-        gradient: of the parameters' layout; fill it with the gradient *summed* over this rank's
+        gradient: of the parameters' layout. Fill it with the gradient *summed* over this rank's
             samples before each `step`.
         world: all ranks.
-        comm: the ranks that do what this one does: all, or where some only serve, the workers or
+        comm: the ranks with this rank's role: all ranks, or with parameter servers the workers or
             the servers.
-        local_step: the optimizer at work; its state holds the clock.
+        local_step: the optimizer, bound to the parameters; its state holds the clock.
         group: the ranks, each with its role.
-        at_work: the algorithm.
-        state: the algorithm's.
-        left_out: what was left out of training, since its numbers were not finite.
-        in_common: what the ranks compare where they wait for each other.
+        runner: the algorithm, bound to the model.
+        state: the algorithm's state.
+        skipped: minibatches skipped because of infinite or NaN numbers.
+        consistency: the facts compared between ranks at every synchronization.
+        recovery: continues training after rank failures; `NoRecovery` without fault-tolerant ranks.
 
-    Collective. Memory: the gradient, and what optimizer and algorithm need. A program that makes
-    many learners closes each, since an MPI has room for some thousand communicators: `close`, or a
-    `with` block.
+    Collective. Memory: the gradient, plus the buffers of optimizer and algorithm. An MPI has room
+    for some thousand communicators, so a program with many learners must close each learner: by
+    `close`, or by a `with` block.
 
     >>> import numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -77,48 +78,50 @@ class Learner(LearnerSetup):
     """
 
     def recover(self) -> None:
-        """Go on without the ranks that have died: in place of the call of this learner's, or of a
-        communicator's, that has raised a `RanksLost`, on all ranks that are left.
+        """Continue training without the failed ranks. Call this on all remaining ranks after a
+        collective of this learner or of a communicator has raised `RanksLost`, in place of the
+        failed call.
 
-        The model and all state are those of an earlier time, to which `samples` has gone back;
-        sources deal out what comes after it. A learner's own `step` and `finish` do this by
-        themselves. Collective.
+        The model and all state are those of an earlier time, to which `samples` has been set back;
+        sources issue the samples after that point again. (With parameter servers nothing is set
+        back.) The learner's own `step` and `finish` recover without this call. Collective.
 
         Raises:
-            UserError: the ranks do not survive each other.
+            UserError: the ranks are not fault-tolerant.
         """
         if not self.world.fault_tolerant:
             raise UserError("recover: the ranks must survive each other (run --survive)")
         self.recovery.recover()
 
     def surviving(self, function: Callable[[], Result]) -> Result:
-        """Call a function that trains from wherever the learner stands, and again wherever a rank
-        has died in it. Collective.
+        """Run a training function from the learner's current position; rerun the function after
+        every rank failure during the call. Collective.
 
         Args:
-            function: called with nothing; takes its minibatches from a source. It may do anything
-                with the ranks, such as evaluate.
+            function: takes no arguments; gets its minibatches from a source. May use the ranks in
+                any way, such as to evaluate.
         Returns:
-            What it returned, when all ranks that are left had come to its end.
+            The function's result, once all remaining ranks have completed the function.
         """
         return self.recovery.run(function)
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
-        """Call a function of all ranks that takes no step, such as an evaluation of your own; again
-        where a rank has died in it. Collective.
+        """Run a collective function without steps, such as an evaluation of your own; rerun the
+        function after a rank failure during the call. Collective.
 
         Args:
-            function: called with nothing. Training may have gone back when it is called again.
+            function: takes no arguments. Training may have rolled back before a rerun.
         Returns:
-            What it returned, when all ranks that are left had come to its end.
+            The function's result, once all remaining ranks have completed the function.
         """
         return self.recovery.commit_after(function)
 
     def gathered(self, own: Result) -> list[Result]:
-        """What each rank tells, in a session; a rank that has failed is not waited for. Collective.
+        """Gather one item from every remaining rank, in a session. Failed ranks are not waited for.
+        Collective.
 
         Args:
-            own: as of `Communicator.allgather_object`.
+            own: this rank's item, as for `Communicator.allgather_object`.
         """
 
         def gathered() -> list[Result]:
@@ -128,102 +131,107 @@ class Learner(LearnerSetup):
         return self.recovery.collective(gathered)
 
     def announce(self, samples: int, total: int) -> None:
-        """Announce the counts of a coming `step`, so that the ranks need not ask each other.
+        """Announce the sample counts of a coming `step`, so that the ranks need not exchange
+        counts.
 
-        All ranks announce every minibatch, in their order, or none does. A step takes the next one,
-        or the next ones that together have its samples, so that minibatches may be fetched ahead,
-        also in another thread, and gradients be added up. What all ranks leave out alike is passed
-        over. For sources there is `feed`.
+        Either all ranks announce every minibatch, in order, or no rank announces any. A step takes
+        the next minibatch, or the next few minibatches that together have the step's samples:
+        minibatches may be fetched ahead, also in another thread, and gradients may be accumulated.
+        Minibatches that all ranks skip alike are passed over. Sources use `feed` instead.
 
         Args:
             samples: of this rank in the minibatch.
-            total: of all ranks in it; the same on all.
+            total: of all ranks in the minibatch; the same on all ranks.
 
         Local.
         """
-        self._announced.add(samples, total)
+        self._ledger.add(samples, total)
 
     def discard_issued(self) -> None:
-        """Forget what is announced and no step has taken, and the source that has given it: what
-        follows are steps without a source, or with another one. Local."""
-        self._announced.clear()
+        """Discard the announced minibatches that no step has taken, and their source. Later steps
+        have no source, or a new source. Local."""
+        self._ledger.clear()
 
     def feed(self) -> Feed:
-        """For sources: a `with` block around one pass over their minibatches, which tells where the
-        next one begins, whether it is split, and announces it. Local.
+        """Open a `with` block for one pass of a source over its minibatches. The feed gives the
+        start of the next minibatch, and whether the ranks split this minibatch, and announces each
+        minibatch. Local.
 
-        From then on `step` takes what was given, and is refused without. What no step has taken is
-        kept where the pass has come to its end, and forgotten where it was left before.
+        From then on `step` takes the issued minibatches, and is refused without any. At the end of
+        a complete pass, minibatches without a step stay queued. If the block is left early, such
+        minibatches are discarded.
         """
-        return Feed(self._announced, self.algorithm, self.fail, self.recovery)
+        return Feed(self._ledger, self.algorithm, self.fail, self.recovery)
 
     def ready(self, name: str) -> None:
-        """Tell that the gradient of one parameter is complete, before `step`, while others are
-        still being computed: an algorithm with ``overlap=True`` begins to exchange it.
+        """Report the gradient of one parameter as complete, before `step`, during the backward
+        pass. An algorithm with ``overlap=True`` starts to exchange this gradient.
 
         Args:
-            name: of the parameter; last ones first is how buckets are exchanged. From here on its
-                part of `gradient` may not be touched until `step` returns.
+            name: of the parameter; buckets are exchanged last parameter first. From here until
+                `step` returns, this parameter's part of `gradient` must not be touched.
         Raises:
             UserError: there is no such parameter.
 
-        Local; whoever calls it takes the step with samples. Parameters need not be told of.
+        Local. After this call the rank must take the step with samples. The call is optional for
+        each parameter.
         """
         self.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        if self._announced.next_is_discarded:
+        if self._ledger.next_is_discarded:
             return
         self.runner.ready(name)
 
     def step(self, samples: int, loss: float | None = None) -> int:
-        """Train on the minibatch whose gradient is in `gradient`.
+        """Train on one minibatch, with its gradient in `gradient`.
 
         Args:
-            samples: of this rank in it; 0 where it has none, and then `gradient` is not looked at.
-            loss: of this rank in it, if you like: where it is not finite, that counts as a gradient
-                that is not.
+            samples: of this rank in the minibatch; 0 if this rank has none: `gradient` is then
+                ignored.
+            loss: of this rank's minibatch, optional. An infinite or NaN loss counts as such a
+                gradient.
         Returns:
-            The samples of all ranks in this minibatch; 0 where a rank has died, and the others have
-            gone back, so that the minibatch is dealt out anew.
+            The samples of all ranks in this minibatch; 0 if a rank has failed and training has
+            rolled back, so that the minibatch will be issued again.
         Raises:
-            UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
-                where the ranks train alone for a while, its model at the next synchronization
-                (unless `not_finite` says that it is left out); if
-                a checkpoint could not be written in the background; if a rank has left out a step,
-                or taken one without a minibatch or with another number of samples than its source
-                gave; if models that must be equal are not.
+            UserError: on all ranks, if any rank's gradient is infinite or NaN (nothing has
+                changed), or, for ranks training alone for a while, if a model is so at the next
+                synchronization (unless `not_finite` is "skip"); if a checkpoint could not be
+                written in the background; if a rank has omitted a step, or taken a step without a
+                minibatch or with a sample count different from the source's; if the ranks' copies
+                of the common model differ.
 
-        Collective: every rank takes every step. What is communicated is the algorithm's affair.
+        Collective: every rank takes every step. The algorithm decides on the communication.
         """
         if loss is not None:
             try:
                 self.skipped.check_loss(float(one_number("loss", loss)))
             except UserError as error:
                 self.fail(str(error))
-        ledger = self._announced
+        ledger = self._ledger
         if not self._take_discarded(samples):
             before = ledger.steps
             if self.recovery.step(self._timed_step, samples):
                 return ledger.trained
-            if ledger.steps == before:  # the step had not come so far
+            if ledger.steps == before:  # the step failed before its minibatch was taken
                 self._take_discarded(samples)
-        self._forget_minibatch()
+        self._discard_minibatch()
         self.last_samples = 0
         return 0
 
     def _take_discarded(self, samples: int) -> bool:
         try:
-            return self._announced.take_discarded(samples)
+            return self._ledger.take_discarded(samples)
         except UserError as error:
             self.fail(str(error))
 
-    def _forget_minibatch(self) -> None:
-        """What the program has computed is of a minibatch that is dealt out anew. Local."""
+    def _discard_minibatch(self) -> None:
+        """Discard this rank's computed results: the minibatch will be issued again. Local."""
         self.skipped.problem(None)
 
     def _timed_step(self, samples: int) -> int:
-        if self._beside.work or self._closed:
+        if self._background_tasks.work or self._closed:
             self._check_background_tasks()
         if self._shared.is_shown:
             self.require_own_model("step")
@@ -244,37 +252,34 @@ class Learner(LearnerSetup):
         return total
 
     def _step(self, samples: int, *, skip: bool = False) -> int:
-        """
-        Args:
-            skip: whether the minibatch is left out by all ranks: only the clock goes on.
-        """
+        """Take a step; with `skip`, on all ranks, only the clock advances."""
         if self.serves:
             raise UserError(
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        comm, announced = self.comm, self._announced
+        comm, ledger = self.comm, self._ledger
         self.consistency.begin(STEP, comm)
         try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = announced.take(samples)
+                total = ledger.take(samples)
             except UserError as error:
                 self.fail(str(error))
-            if samples == 0:  # whatever is left there from the last exchange
+            if samples == 0:  # remove the result of the last exchange
                 self.gradient.flat.fill(0)
             if skip:
                 trained = self.runner.skip(samples, total)
             elif self.skipped.skips:
-                trained = leaving_out.train(self.runner, samples, total)
+                trained = non_finite.train(self.runner, samples, total)
             else:
                 trained = self.runner.train(samples, total)
-            announced.trained = trained
+            ledger.trained = trained
             if total is not None and trained > total:
-                announced.catch_up(trained - total)
+                ledger.catch_up(trained - total)
         finally:
             comm.consistency = None
-            announced.end_step()
+            ledger.end_step()
         if self.consistency.mark and self.consistency.same_gradients() and comm.rank == 0:
             try:
                 warn(SAME_GRADIENTS)
@@ -283,13 +288,14 @@ class Learner(LearnerSetup):
         return trained
 
     def fail(self, problem: str) -> NoReturn:
-        """End training for a problem of this rank alone (bad data, say), in place of a `step`.
+        """End training because of a problem on this rank alone (bad data, say), in place of a
+        `step`.
 
         Args:
             problem: one line.
         Raises:
-            UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
-                or `finish`.
+            UserError: on this rank now, and on every rank at its next synchronization: in `step`,
+                `meet` or `finish`.
         """
         self.require_open()
         self.discard_issued()
@@ -297,71 +303,71 @@ class Learner(LearnerSetup):
             self.runner.fail(problem)
 
     def meet(self) -> None:
-        """Find out whether all ranks have come so far: before collectives of your own on `comm`,
-        such as an evaluation. Collective.
+        """Synchronize all ranks, and check their progress for equality. Call this before
+        collectives of your own on `comm`, such as an evaluation. Collective.
 
         Raises:
-            UserError: on all ranks, if any of them has called `fail`, or what all must have in
-                common differs: the minibatches so far, the samples trained on, the model.
+            UserError: on all ranks, if any rank has called `fail`, or if the ranks disagree on the
+                minibatches so far, the samples trained on, or the model.
         """
         self.require_open()
         self.recovery.collective(self.meet_once)
 
     def meet_once(self) -> None:
-        """As `meet`; a rank that dies meanwhile is told of. Collective.
+        """Synchronize as `meet` does, but without a retry after a rank failure. Collective.
 
         Raises:
-            RanksLost: where ranks survive each other.
+            RanksLost: a rank has failed (with fault-tolerant ranks).
         """
         with self.consistency.during(MEET, self.comm):
             self.runner.meet()
 
     @contextmanager
-    def aside(self, name: str) -> Iterator[None]:
-        """For a `with` block of something else than training, between two steps, such as an
-        evaluation: a trace shows it by this name, and not as computing. Local."""
+    def outside_training(self, name: str) -> Iterator[None]:
+        """Record a `with` block under this name in the trace, not as computing: for work between
+        two steps, such as an evaluation. Local."""
         with self.world.trace.span(name):
             yield
         self._computes_since = time.perf_counter()
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """For a `with` block `parameters` are the model that all ranks have in common, to evaluate
-        it together. Collective, as the block begins; not for ranks that only serve.
+        """Make `parameters` the common model for a `with` block, to evaluate that model together.
+        Collective at the start of the block; not for ranks that only serve.
 
         Raises:
             UserError: on all ranks, as `meet`.
         """
         self.meet()
-        with self.aside("evaluate"), self.shared_model():
+        with self.outside_training("evaluate"), self.shared_model():
             yield
 
     @contextmanager
     def shared_model(self) -> Iterator[None]:
-        """For a while `parameters` are the model that all ranks have in common, to evaluate it.
+        """Make `parameters` the common model for a `with` block, to evaluate that model.
 
-        Where ranks train alone for a while, that is the model of the latest synchronization. A
-        `with` block, in which there are no steps and no checkpoints; training goes on afterwards as
-        if it had not been there. Local. Copies the model where it differs from `parameters`.
+        While ranks train alone, the common model is the result of the latest synchronization. The
+        block must not take steps or save checkpoints. Training afterwards continues as if there had
+        been no block. Local. Copies the model if the common model differs from `parameters`.
         """
         self.require_open()
         with self._shared.shown(self.parameters.flat, self.runner.common_model()):
             yield
 
     def finish(self) -> None:
-        """Complete what is under way, so that all ranks hold the final model. Collective.
+        """Complete all pending work, so that all ranks hold the final model. Collective.
 
-        On a rank that only serves it serves, until all others have finished.
+        A rank with only a server's role serves here, until all workers have finished.
 
         Raises:
-            UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
-                that a source gave before it ended, and others have (or cannot be asked).
+            UserError: on all ranks, as `meet` does; or if a rank has taken no step with samples
+                issued before its source ended, and some ranks have (or cannot be asked).
         """
         self.require_own_model("finish")
-        self._beside.wait()  # it may need servers, which end with this
+        self._background_tasks.wait()  # background tasks may need the servers, and these end below
         self._check_background_tasks()
         try:
-            self._announced.require_none_skipped()
+            self._ledger.require_none_skipped()
         except UserError as error:
             self.fail(str(error))
         with self.world.trace.span("serve" if self.serves else "finish"):
@@ -370,30 +376,30 @@ class Learner(LearnerSetup):
 
     def _complete(self) -> None:
         with self.consistency.during(FINISH, self.comm):
-            leaving_out.finish(self.runner)
+            non_finite.finish(self.runner)
 
-    def beside(self, work: InBackground[Any]) -> None:
-        """Hear of what goes on beside training, such as a checkpoint that is being written: of its
-        failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
-        self._beside.add(work)
+    def add_background_task(self, work: InBackground[Any]) -> None:
+        """Register work that runs during training, such as writing a checkpoint. `step` and
+        `finish` report a failure of this work to all ranks; `close` waits for its end. Local."""
+        self._background_tasks.add(work)
 
     def _check_background_tasks(self) -> None:
-        """Tell all ranks of what has failed beside training, in place of a step."""
+        """Report a failed background task to all ranks, in place of a step."""
         self.require_open()
-        self._beside.look()
+        self._background_tasks.check()
 
     def close(self) -> None:
-        """Give back what the learner has taken beside memory: communicators, threads; and buffers.
+        """Release the learner's communicators, threads and buffers.
 
-        What is under way comes to its end first, but nothing that `finish` does is done. Then the
-        learner trains no more; `parameters`, `samples`, `bytes_sent` and `report` stay as they are.
-        To close it again does nothing. At the end of a `with` block it is closed, unless by an
-        error that other ranks may not have: they would be waited for.
+        Pending work is completed first, but nothing that `finish` does is done. Afterwards the
+        learner cannot train; `parameters`, `samples`, `bytes_sent` and `report` keep their values.
+        A second call does nothing. A `with` block closes the learner at its end, except after an
+        error that some ranks may not have raised: closing would wait for those ranks.
 
         Raises:
-            UserError: on all ranks, if what went on beside training has failed.
+            UserError: on all ranks, if a background task has failed.
 
-        Collective, on ranks that serve too.
+        Collective, including ranks that serve.
         """
         if not self._closed:
             self._close(failed=False)
@@ -401,7 +407,7 @@ class Learner(LearnerSetup):
     def _close(self, *, failed: bool) -> None:
         self._closed = True
         try:
-            self._beside.end(failed=failed)
+            self._background_tasks.end(failed=failed)
         finally:
             try:
                 self.runner.close(failed=failed)
@@ -418,11 +424,11 @@ class Learner(LearnerSetup):
             self.world.trace, self._performance = self._performance.passed_on, None
 
     def model_arrays(self) -> dict[str, Any]:
-        """Return what a file of the model is to hold, by name: views of the parameters. Local."""
+        """Return the arrays for a model file, by name: views of the parameters. Local."""
         return {name: self.parameters[name] for name in self.parameters}
 
     def require_open(self) -> None:
-        """Refuse what a closed learner cannot do. Local."""
+        """Refuse a call on a closed learner. Local."""
         if self._closed:
             raise UserError("this learner is closed: after close() it cannot train any more")
 
@@ -442,10 +448,10 @@ class Learner(LearnerSetup):
 
 
 def require_learner(learner: Any) -> Learner:
-    """Return a learner. Local.
+    """Return `learner` if this is a `Learner`. Local.
 
     Raises:
-        UserError: it is none.
+        UserError: `learner` is something else.
     """
     if not isinstance(learner, Learner):
         raise UserError(f"learner must be an open Learner: it is {kind_of(learner)}")

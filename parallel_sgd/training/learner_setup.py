@@ -1,5 +1,5 @@
-"""What a learner is made of, and how it is set up on its ranks: at the beginning, and again where
-ranks have died."""
+"""The parts of a learner, and their setup on the ranks: at the start, and again after rank
+failures."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ FIXED = dict.fromkeys(
     "lr": "the optimizer has it; give that a schedule (parallel_sgd.schedules), or set group['lr'] "
     "of a PyTorch optimizer's param_groups",
 }
-"""Names to which a program must not assign, since nobody would look at the new value; and what it
-is to do instead. The value that is there already may be assigned again."""
+"""Attributes that a program must not assign, because the new value would have no effect, each with
+the correct alternative. Assigning the present value again is allowed."""
 
 _NOTHING = object()
 
 
 class LearnerSetup(ABC):
-    """The parts of a `Learner`, which tells of its arguments and attributes; and what they tell.
+    """Holds the parts of a `Learner`. `Learner` documents the arguments and attributes.
 
     Args: those of `Learner`.
     """
 
-    fixed = FIXED  #: as `FIXED`, of this kind of learner
-    _is_made = False  # until then, and while ranks form again, attributes get their values
+    fixed = FIXED  #: as `FIXED`, for this class of learner
+    _is_made = False  # False during setup and reconfiguration, when attributes may be assigned
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.fixed and self._is_made and value is not getattr(self, name, _NOTHING):
@@ -87,12 +87,12 @@ class LearnerSetup(ABC):
         self.skipped = Skipped()
         self._performance: SyncPerformance | None = None
         self.recovery: Recovery = NoRecovery()
-        self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all ranks, where these can change
+        self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all fault-tolerant ranks
         self._group: Group | None = None
         self.choices: dict[str, Any] | None = None  # by measurements; None: nothing is agreed yet
         self.agreed_at = 0  # the generation of ranks in which arguments were compared last
         self._number = 0
-        if isinstance(comm, Communicator):  # else it is refused below
+        if isinstance(comm, Communicator):  # anything else is refused below
             comm.require_whole()
             self._number = comm.learners
         begin_with_remaining(comm, self._begin)
@@ -100,7 +100,7 @@ class LearnerSetup(ABC):
         self._is_made = True
 
     def _begin(self) -> None:
-        """Collective."""
+        """Check the arguments and set up all parts. Collective."""
         comm, algorithm = self.world, self.algorithm
         require_communicator(comm)
         self._agree()
@@ -112,23 +112,23 @@ class LearnerSetup(ABC):
             steps = self.local_step.first_calls(quantized=algorithm.quantizes_in_steps)
             calls = algorithm.first_calls(x[:0].copy()) + steps
             prepare_kernels(comm, calls)
-        self._announced = MinibatchLedger(algorithm, self.local_step)
-        self._form()
+        self._ledger = MinibatchLedger(algorithm, self.local_step)
+        self._form_group()
         self._watch_performance(every)
-        self._sent_before = 0  # by the learner whose checkpoint this one has loaded
-        self._computes_since: float | None = None  # the user does, between two steps
-        self._beside = BackgroundTasks(self.fail)
+        self._sent_before = 0  # by the learner of the loaded checkpoint
+        self._computes_since: float | None = None  # start of the user's computing
+        self._background_tasks = BackgroundTasks(self.fail)
         self._closed, self._shared = False, SharedModel()
         if comm.fault_tolerant and algorithm.roles.together:
             self.recovery = Rollback(self, commit_every)
         elif comm.fault_tolerant and not isinstance(self.recovery, ServerFailover):
-            # Once: it knows what this rank has served, if ranks fail while the learner is set up.
+            # Made once: if ranks fail during setup, the failover still knows this rank's shards.
             self.recovery = ServerFailover(cast(ServedLearner, self))
         self.recovery.begin()
         report_training()
 
     def _agree(self) -> None:
-        """Compare the arguments of all ranks, if any rank has joined since they were compared.
+        """Compare the arguments of all ranks, if any rank has joined since the latest comparison.
 
         Choices by measurements are carried over to ranks that join. Collective.
         """
@@ -140,12 +140,12 @@ class LearnerSetup(ABC):
         self.choices = next((choices for choices, _ in held if choices), {})
 
     def _compare_arguments(self) -> None:
-        """Check the arguments, and that they are the same on all ranks. Collective."""
+        """Check the arguments, also for equality on all ranks. Collective."""
         self._checked = agree_on_arguments(self.world, *self._arguments)
         numbers = agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
         self.skipped.skips, self.skipped.most, self._compare_every, self._minibatch_size = numbers
 
-    def _form(self) -> None:
+    def _form_group(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""
         x, step, size = self.parameters, self.local_step, self._minibatch_size
         self.group = self._group = self.algorithm.roles.form(self.world, self._group)
@@ -158,7 +158,8 @@ class LearnerSetup(ABC):
         self.consistency = self._new_consistency_check()
 
     def _watch_performance(self, every: int) -> None:
-        """The first rank that trains tells of it, which may be another one than before. Local."""
+        """Start performance lines on the first rank that trains: after a failure this may be a new
+        rank. Local."""
         comm = self.world
         if every and comm.rank == self.group.workers[0] and self._performance is None:
             comm.trace = self.group.own.trace = self._performance = SyncPerformance(
@@ -170,40 +171,42 @@ class LearnerSetup(ABC):
             )
 
     def _new_consistency_check(self) -> ConsistencyCheck:
-        parts = self.runner, self.local_step, self._announced
-        check = ConsistencyCheck(self._number, *parts, self._own_mark, self._compare_every)
+        parts = self.runner, self.local_step, self._ledger
+        check = ConsistencyCheck(self._number, *parts, self._gradient_mark, self._compare_every)
         before: ConsistencyCheck | None = getattr(self, "consistency", None)
         if before is not None:
             check.compares = before.compares
         return check
 
-    def _own_mark(self) -> int:
-        """Of this rank's gradient before the exchange: see `mark_of`. Local."""
+    def _gradient_mark(self) -> int:
+        """Return the mark of this rank's gradient before the exchange: see `mark_of`. Local."""
         return 0 if self.algorithm.overlap else mark_of(self.gradient.flat)
 
     def abandon(self) -> None:
-        """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""
-        self._beside.wait()
+        """Wait for the end of all background work, after a rank failure has made this work fail.
+        Local."""
+        self._background_tasks.wait()
         self.runner.abandon()
 
     def reconfigure(self) -> None:
-        """The ranks are others: begin as a new learner does, but for its state. Collective."""
+        """Set up this learner on the changed ranks, like a new one except for its state.
+        Collective."""
         sent = self.bytes_sent
         self._agree()
         every, _ = self._checked
         self._is_made = False
-        self._form()
+        self._form_group()
         self._is_made = True
         self._watch_performance(every)
         self.bytes_sent = sent
 
     def state_replaced(self, cause: Cause) -> None:
-        """Tell all parts of the learner that its state was replaced as a whole.
+        """Report the replacement of the learner's whole state to its parts.
 
-        Collective, on ranks that can change, unless `cause` is RECOVERED; else local.
+        Collective on fault-tolerant ranks, unless `cause` is RECOVERED; otherwise local.
         """
         event = StateReplaced(cause, self.samples)
-        for part in (self._announced, self.skipped, self.recovery):
+        for part in (self._ledger, self.skipped, self.recovery):
             part.state_replaced(event)
 
     @abstractmethod
@@ -216,18 +219,18 @@ class LearnerSetup(ABC):
 
     @property
     def states(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the parameters, by name: dataclasses as
-        `parallel_sgd.state` describes them. Local."""
+        """The contents of a checkpoint besides the parameters, by name: dataclasses as described in
+        `parallel_sgd.state`. Local."""
         return {"optimizer": self.local_step.state, "algorithm": self.state}
 
     @property
     def components(self) -> list[Component]:
-        """Of all `states`. Local."""
+        """All components of all `states`. Local."""
         return [part for state in self.states.values() for _, part in components(state)]
 
     def wait(self) -> None:
-        """Wait for what runs in the background, so that all `states` are whole; training is not
-        affected. Local."""
+        """Wait for background work, so that all `states` are complete; training is not affected.
+        Local."""
         for component in self.components:
             component.wait()
 
@@ -242,50 +245,52 @@ class LearnerSetup(ABC):
 
     @property
     def last_samples(self) -> int:
-        """Samples of all ranks in the latest step; 0 says that every rank has run dry. Local."""
-        return self._announced.trained
+        """Samples of all ranks in the latest step; 0 means that every rank has run out of data.
+        Local."""
+        return self._ledger.trained
 
     @last_samples.setter
     def last_samples(self, samples: int) -> None:
-        self._announced.trained = samples
+        self._ledger.trained = samples
 
     @property
     def serves(self) -> bool:
-        """Whether this rank has no data and takes no steps: `finish` serves until the others have
-        finished. Sources give it nothing. Local."""
+        """True if this rank has no data and takes no steps: `finish` serves until the workers have
+        finished. Sources issue no minibatches to such a rank. Local."""
         return self.group.serves
 
     @property
     def tables(self) -> Mapping[str, Any]:
-        """The tables that the algorithm keeps on servers (`Embedding`, `ArrayTable`), by name; one
-        that is not there is a UserError. Local."""
+        """The tables that the algorithm keeps on servers (`Embedding`, `ArrayTable`), by name. A
+        missing name is a UserError. Local."""
         return RemoteTables(getattr(self.state, "tables", {}))
 
     def report(self) -> dict[str, Any] | None:
-        """What the algorithm can tell of this rank's training so far (or of all ranks', after
-        `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
+        """Return the algorithm's statistics of this rank's training so far (of all ranks' training,
+        after `finish`), in a form that JSON can hold; None if there are none. Local."""
         report, recovery = self.runner.report(), self.recovery.report()
         return (report or {}) | {"recovery": recovery} if recovery else report
 
     @property
     def is_fed(self) -> bool:
-        """Whether a source gives minibatches at present. Local."""
-        return self._announced.feed is not None
+        """True while a source issues minibatches. Local."""
+        return self._ledger.feed is not None
 
     @property
     def rate_is_per_sample(self) -> bool:
-        """Whether a minibatch twice as large takes a step twice as long, at one rate. Local."""
+        """True if, at one rate, a minibatch twice as large takes a step twice as long. Local."""
         return getattr(self.local_step.optimizer, "lr_per_sample", None) is not None
 
     @property
     def distributed(self) -> bool:
-        """Whether this rank shall take its part of each minibatch, or the whole. Local."""
+        """True if this rank takes its part of each minibatch; False during the warm start, when
+        every rank takes the whole minibatch. Local."""
         return self.samples >= self.algorithm.distributed_after
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to others for training so far, as its algorithm counts
-        them. Local."""
+        """Bytes that this rank has sent to other ranks for training so far, as its algorithm
+        counts. Local."""
         return self._sent_before + self.runner.bytes_sent
 
     @bytes_sent.setter

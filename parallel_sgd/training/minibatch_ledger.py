@@ -1,4 +1,5 @@
-"""The announced counts: of minibatches that sources have given and no step has taken yet."""
+"""Minibatch ledger: the sample counts of minibatches issued by sources and not yet taken by a
+step."""
 
 from __future__ import annotations
 
@@ -15,49 +16,51 @@ from ..state import Cause, StateReplaced
 from ..validation import integer
 
 MOST_SAMPLES = 2**40
-"""Of a rank in a minibatch: sums over ranks are 64-bit integers."""
+"""Most samples of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
-WAY_OUT = "; learner.discard_issued() leaves out what is left"
+DISCARD_HINT = "; learner.discard_issued() leaves out what is left"
 
 
 class Pass:
     """One pass of a source over its minibatches.
 
     Attributes:
-        forgotten: it was left in the midst.
-        rewound: training has gone back, and what is left is dealt out anew.
+        abandoned: the pass was left before its end.
+        rewound: training has rolled back, and the remaining minibatches are issued again.
     """
 
     def __init__(self) -> None:
-        self.forgotten = self.rewound = False
+        self.abandoned = self.rewound = False
 
 
 class IssuedMinibatch(NamedTuple):
-    """One that a source has given.
+    """A minibatch issued by a source.
 
     Attributes:
-        own, total: samples of this rank, and of all.
-        feed: by which it was given, where there is one.
-        void: whether it is dealt out anew: no step trains on it.
-        thread: in which it was given. (That of the one that steps lives, so it is no other's.)
+        local, total: samples of this rank, and of all ranks.
+        feed: the pass of the source; None without a source.
+        discarded: the minibatch is issued again later: no step trains on this one.
+        thread: identifies the issuing thread. (The stepping thread is alive, so its number is
+            unique.)
     """
 
-    own: int
+    local: int
     total: int
     feed: Pass | None
     thread: int
-    void: bool = False
+    discarded: bool = False
 
 
 class MinibatchLedger:
-    """A queue of minibatches: sources fill it as they give them, and steps empty it.
+    """A queue of minibatches: sources fill the queue, and steps empty it.
 
-    Sources may give them in another thread than the one that steps. What waits of one thread's
-    minibatches is then a matter of chance, and the ranks do not compare it.
+    Sources may issue minibatches in a different thread from the stepping thread. The number of
+    minibatches waiting from such a thread is a matter of chance, and so the ranks do not compare
+    that number.
 
     Args:
-        algorithm: says where the warm start ends, and whether its ranks can be compared.
-        local_step: its clock is where the first minibatch in the queue begins.
+        algorithm: gives the end of the warm start, and its roles decide if ranks can be compared.
+        local_step: its clock is the start of the first minibatch in the queue.
 
     Local.
     """
@@ -66,43 +69,43 @@ class MinibatchLedger:
         self._algorithm, self._local_step = algorithm, local_step
         self._lock = Lock()
         self._waiting: deque[IssuedMinibatch] = deque()
-        self._totals: dict[int, int] = {}  # of all ranks in them, by thread
-        self._step_began: int | None = None  # at which clock, of the step that is under way
-        self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
-        self._skipped = 0  # of all ranks, given in the thread that steps
-        self._some_forgotten = False
-        self._rewound = False  # since then ranks may have fetched ahead by other numbers
-        self._steps_in: int | None = None  # the thread that has taken a minibatch last
-        self.feed: Pass | None = None  #: of the source that gives minibatches at present
-        self._fed = False  # by a source that was not left in the midst of it
-        self.steps = 0  #: that have begun
-        self.trained = 0  #: samples of all ranks that the latest step has trained on
-        #: minibatches given since then, in the thread that steps; below 0 as a pass begins, where
-        #: it is a matter of chance how many are fetched ahead
+        self._totals: dict[int, int] = {}  # samples of all ranks in the queue, by issuing thread
+        self._step_began: int | None = None  # clock at the start of the current step
+        self._in_step = self._in_step_here = 0  # samples taken: all, from this thread
+        self._skipped = 0  # samples of all ranks, issued in the stepping thread
+        self._any_abandoned = False
+        self._rewound = False  # since then the ranks' prefetching may differ
+        self._steps_in: int | None = None  # thread that took the latest minibatch
+        self.feed: Pass | None = None  #: the current pass of a source
+        self._fed = False  # True from the start of a source on, unless left early
+        self.steps = 0  #: steps begun
+        self.trained = 0  #: samples of all ranks in the latest step
+        #: minibatches issued since the latest step, in the stepping thread; below 0 at the start of
+        #: a pass, when the number fetched ahead is a matter of chance
         self.since_step = 0
-        self.taken = 0  #: minibatches that the latest step has trained on, where it took any
+        self.taken = 0  #: minibatches in the latest step; 0 without announcements
 
     @property
     def clock(self) -> int:
-        """Samples of all ranks before the step that is under way, or so far."""
+        """Samples of all ranks before the current step; between steps, the samples so far."""
         began = self._step_began
         return self._local_step.state.samples if began is None else began
 
     @property
     def end(self) -> int:
-        """The clock after the last minibatch that was given: where the next one begins."""
+        """The clock after the last issued minibatch, where the next one begins."""
         with self._lock:
-            self._remove_forgotten()
+            self._remove_abandoned()
             return self.clock + self._in_step + sum(self._totals.values())
 
     @property
-    def given(self) -> int:
-        """Samples of all ranks up to the last minibatch that was given in this thread, the one that
-        steps. The same on all ranks, whichever of the minibatches this rank has trained on."""
+    def issued(self) -> int:
+        """Samples of all ranks up to the last minibatch issued in this thread, the stepping thread.
+        Equal on all ranks, whatever minibatches this rank has trained on."""
         waiting = 0
         if self._totals and not self._rewound:
             with self._lock:
-                self._remove_forgotten()
+                self._remove_abandoned()
                 waiting = self._totals.get(get_ident(), 0)
         return self.clock + self._skipped + self._in_step_here + waiting
 
@@ -116,19 +119,19 @@ class MinibatchLedger:
 
     def add_discarded(self, samples: int, feed: Pass) -> None:
         with self._lock:
-            self._append(IssuedMinibatch(samples, samples, feed, get_ident(), void=True))
+            self._append(IssuedMinibatch(samples, samples, feed, get_ident(), discarded=True))
 
     def take(self, samples: int) -> int | None:
-        """Begin a step with the next minibatch, or the next ones that have so many samples of this
-        rank.
+        """Begin a step with the next minibatch, or with the next few minibatches that together have
+        `samples` samples of this rank.
 
-        Those before them, which all ranks have left out alike, are taken from the queue, too. (A
-        rank that does so alone is found by what was `given`.)
+        Minibatches before these, skipped by all ranks alike, leave the queue too. (`issued` reveals
+        a rank that skips minibatches alone.)
 
         Returns:
-            The samples of all ranks in them; None where nobody announces them.
+            The samples of all ranks in the taken minibatches; None without announcements.
         Raises:
-            UserError: there are none such; nothing is taken.
+            UserError: no such minibatches are queued; nothing is taken.
         """
         self.steps += 1
         self.since_step = self.taken = 0
@@ -137,7 +140,7 @@ class MinibatchLedger:
             return None
         self._steps_in = get_ident()
         with self._lock:
-            self._remove_forgotten()
+            self._remove_abandoned()
             if not self._waiting:
                 if self._fed:
                     raise UserError(
@@ -159,62 +162,69 @@ class MinibatchLedger:
             self.taken = count
             return self._in_step
 
-    def next_own(self, count: int = 1) -> int | None:
-        """This rank's samples in the next minibatch, or the next ones; None if nobody has announced
-        as many."""
+    def next_local_samples(self, count: int = 1) -> int | None:
+        """Return this rank's samples in the next `count` minibatches; None if fewer are
+        announced."""
         with self._lock:
-            self._remove_forgotten()
+            self._remove_abandoned()
             if len(self._waiting) < count:
                 return None
-            return sum(minibatch.own for minibatch in islice(self._waiting, count))
+            return sum(minibatch.local for minibatch in islice(self._waiting, count))
 
     def catch_up(self, samples: int) -> None:
-        """Take further minibatches into the step: the others have had so many samples more.
+        """Add further minibatches to the current step: the other ranks have trained on `samples`
+        samples more.
 
-        Where several minibatches are added up, a rank that has no samples cannot know how many.
+        When several minibatches are accumulated, a rank without samples cannot know their number.
         """
         with self._lock:
             while samples > 0 and self._waiting:
-                if self._waiting[0].own or self._waiting[0].total > samples:
+                if self._waiting[0].local or self._waiting[0].total > samples:
                     return
                 samples -= self._take_next()
 
     def end_step(self) -> None:
-        """The clock has counted what was taken last, or training has failed."""
+        """End the current step: the clock has counted the taken minibatches, or training has
+        failed."""
         if self._in_step:
             with self._lock:
                 self._step_began, self._in_step, self._in_step_here = None, 0, 0
         self._step_began = None
 
     def begin(self, feed: Pass) -> None:
-        """A source begins; one that was left in the midst has no part in training any more."""
+        """Begin a pass of a source. An earlier pass without an end takes no further part in
+        training."""
         if self.feed is not None:
-            self.forget(self.feed)
+            self.abandon(self.feed)
         self.feed, self._fed, self.since_step = feed, True, -MOST_SAMPLES
 
-    def forget(self, feed: Pass) -> None:
-        """The source was left: what it has given and no step has taken is not trained on.
+    def abandon(self, feed: Pass) -> None:
+        """Mark a pass as abandoned: its issued minibatches not yet taken are not trained on.
 
-        Python may call it anywhere, where it finds that nobody holds a generator any more.
+        Python may call this at any point, when the last reference to a generator is dropped.
         """
-        feed.forgotten = self._some_forgotten = True
+        feed.abandoned = self._any_abandoned = True
         if self.feed is feed:
             self.feed, self._fed = None, False
 
     def ended(self, feed: Pass) -> None:
-        """The source has given all that it has."""
+        """End a pass: the source has issued all its minibatches."""
         if self.feed is feed:
             self.feed = None
 
     def take_discarded(self, samples: int) -> bool:
-        """Take what was given before training went back, and has so many samples of this rank;
-        whether there was any. No step trains on that."""
+        """Take discarded minibatches, issued before a rollback, that have `samples` samples of this
+        rank. Return False if there are none. No step trains on these.
+
+        Raises:
+            UserError: the step accumulates discarded and valid minibatches.
+        """
         if not self.next_is_discarded:
             return False
         with self._lock:
-            taken = self._waiting.popleft().own
-            while taken < samples and self._waiting and self._waiting[0].void:
-                taken += self._waiting.popleft().own
+            taken = self._waiting.popleft().local
+            while taken < samples and self._waiting and self._waiting[0].discarded:
+                taken += self._waiting.popleft().local
         if taken != samples:
             raise UserError(
                 f"samples={samples}: ranks have died, and minibatches that were fetched ahead, of "
@@ -225,40 +235,42 @@ class MinibatchLedger:
 
     @property
     def next_is_discarded(self) -> bool:
-        """Whether no step trains on the next minibatch."""
-        if not (self._waiting and self._waiting[0].void):
+        """True if the next minibatch is discarded: no step trains on it."""
+        if not (self._waiting and self._waiting[0].discarded):
             return False
         with self._lock:
-            self._remove_forgotten()
-            return bool(self._waiting) and self._waiting[0].void
+            self._remove_abandoned()
+            return bool(self._waiting) and self._waiting[0].discarded
 
     def state_replaced(self, event: StateReplaced) -> None:
-        """What was issued is of no use: it is dealt out again, or was of another run."""
+        """Discard the issued minibatches: sources issue the same samples again, or the minibatches
+        belong to a different run."""
         if event.cause is Cause.RECOVERED:
             self.rewind()
         else:
             self.clear()
 
     def rewind(self) -> None:
-        """Training has gone back: what is left is dealt out anew from there."""
+        """Discard all queued minibatches after a rollback: sources issue the same samples again."""
         with self._lock:
-            given = [minibatch._replace(void=True) for minibatch in self._waiting]
-            self._waiting = deque(given)
+            issued = [minibatch._replace(discarded=True) for minibatch in self._waiting]
+            self._waiting = deque(issued)
             self._totals.clear()
             self._skipped = self._in_step = self._in_step_here = 0
             self._step_began, self._rewound = None, True
             if self.feed is not None:
                 self.feed.rewound = True
 
-    def forget_left(self) -> None:
-        """Forget what sources have given in this thread and it has not stepped with: it has left
-        the loop over them. Nothing where another thread steps: it may still come to that."""
+    def discard_unstepped(self) -> None:
+        """Discard minibatches issued in this thread and not yet taken, after the program has left
+        the loop over the source. Do nothing if a different thread steps: its steps may still
+        follow."""
         if self._steps_in == get_ident():
             with self._lock:
                 self._keep(lambda m: m.feed is None or m.thread != self._steps_in)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the ledger."""
         with self._lock:
             self._waiting.clear()
             self._totals.clear()
@@ -267,59 +279,62 @@ class MinibatchLedger:
 
     @property
     def complete(self) -> bool:
-        """Whether steps have been taken with all that was given, in the thread that asks."""
+        """True if steps have taken all issued minibatches, in the calling thread."""
         with self._lock:
-            self._remove_forgotten()
-            waits = any(not minibatch.void for minibatch in self._waiting)
+            self._remove_abandoned()
+            waits = any(not minibatch.discarded for minibatch in self._waiting)
             return not waits and self._steps_in == get_ident()
 
     def require_none_skipped(self) -> None:
-        """See that no step is missing, where other ranks cannot be asked how many they miss.
+        """Check that no step is missing, for algorithms whose ranks cannot compare their missing
+        steps.
 
         Raises:
             UserError: minibatches wait for a step although their source has ended.
         """
         with self._lock:
-            self._remove_forgotten()
+            self._remove_abandoned()
             ended = (m for m in self._waiting if m.feed is None or m.feed is not self.feed)
-            skipped = 0 if self._algorithm.roles.together else sum(m.own for m in ended)
+            skipped = 0 if self._algorithm.roles.together else sum(m.local for m in ended)
         if skipped:
             raise UserError(
-                f"no step was taken with the last {skipped} samples that the source gave{WAY_OUT}"
+                f"no step was taken with the last {skipped} samples that the source gave"
+                + DISCARD_HINT
             )
 
     def _find(self, samples: int) -> tuple[int, int]:
-        """Which minibatches have so many samples of this rank: how many there are before them, and
-        how many they are. As few as possible are left out."""
-        if self._waiting[0].own == samples:
+        """Find the minibatches that together have `samples` samples of this rank. Return the number
+        of minibatches before these, as small as possible, and their count."""
+        if self._waiting[0].local == samples:
             return 0, 1
-        waiting = [minibatch for minibatch in self._waiting if not minibatch.void]
+        waiting = [minibatch for minibatch in self._waiting if not minibatch.discarded]
         count = added = first = 0
         for before, minibatch in enumerate(waiting):
             while count == 0 or (added < samples and before + count < len(waiting)):
-                added, count = added + waiting[before + count].own, count + 1
+                added, count = added + waiting[before + count].local, count + 1
             if added == samples:
                 return before, count
             first = first or added
             if not self._algorithm.roles.together:
                 break
-            added, count = added - minibatch.own, count - 1
+            added, count = added - minibatch.local, count - 1
         raise UserError(
             f"samples={samples} must be the {first} of the minibatches that the source gave"
-            + ("" if self._algorithm.roles.together else WAY_OUT)
+            + ("" if self._algorithm.roles.together else DISCARD_HINT)
         )
 
     def _append(self, minibatch: IssuedMinibatch) -> None:
         totals, thread = self._totals, minibatch.thread
-        if not minibatch.void:
+        if not minibatch.discarded:
             totals[thread] = totals.get(thread, 0) + minibatch.total
         self._waiting.append(minibatch)
 
     def _pop(self) -> tuple[int, bool]:
-        """Samples of all ranks in the first minibatch, and whether it was given in this thread."""
+        """Remove the first minibatch. Return the samples of all ranks, and True if this thread
+        issued it."""
         _, total, _, thread, _ = self._waiting.popleft()
         left = self._totals.pop(thread, 0) - total
-        if left > 0:  # else the thread may have ended
+        if left > 0:  # otherwise forget the thread: it may have ended
             self._totals[thread] = left
         return total, thread == get_ident()
 
@@ -329,21 +344,22 @@ class MinibatchLedger:
         self._in_step_here += total * here
         return total
 
-    def _remove_forgotten(self) -> None:
-        if not self._some_forgotten:
+    def _remove_abandoned(self) -> None:
+        if not self._any_abandoned:
             return
-        self._some_forgotten = False
-        self._keep(lambda m: m.feed is None or not m.feed.forgotten)
+        self._any_abandoned = False
+        self._keep(lambda m: m.feed is None or not m.feed.abandoned)
 
     def _keep(self, wanted: Callable[[IssuedMinibatch], bool]) -> None:
-        given = list(self._waiting)
+        issued = list(self._waiting)
         self._waiting.clear()
         self._totals.clear()
-        for minibatch in filter(wanted, given):
+        for minibatch in filter(wanted, issued):
             self._append(minibatch)
 
     def _require_one_side(self, count: int) -> None:
-        """Minibatches before the end of the warm start are whole on every rank, later ones not."""
+        """Refuse a step across the end of the warm start: minibatches before the end are whole on
+        every rank, later ones are not."""
         clock = self._local_step.state.samples
         last = clock + sum(minibatch.total for minibatch in islice(self._waiting, count - 1))
         end = self._algorithm.distributed_after

@@ -1,4 +1,4 @@
-"""Minibatches and blocks that are left out of training, since their numbers are not finite."""
+"""Skipping of minibatches and blocks with numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def agree_on_numbers(
     compare_every: int,
     minibatch_size: int | None,
 ) -> tuple[bool, int, int, int | None]:
-    """See that what a learner is told about its numbers is possible, and the same on all ranks.
+    """Check the learner's numeric options, also for equality on all ranks. Collective.
 
     Returns:
-        Whether it skips, the others as plain numbers.
-
-    Collective.
+        True if minibatches are skipped, then `most_skipped`, `compare_every` and `minibatch_size`
+        as plain numbers.
     """
 
     def checked() -> tuple[bool, int, int, int | None]:
@@ -55,7 +54,7 @@ def agree_on_numbers(
 
 
 def require_can_skip(algorithm: Algorithm[Any]) -> None:
-    """Refuse an algorithm that cannot leave anything out. Local."""
+    """Refuse an algorithm that cannot skip. Local."""
     own = type(algorithm).skip is not Algorithm.skip
     if not (own or algorithm.synchronizes_every_step):
         raise UserError(
@@ -65,9 +64,9 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
 
 
 def train(runner: AlgorithmRunner, samples: int, announced_total: int | None) -> int:
-    """`AlgorithmRunner.train`; what is not finite is left out. Collective.
+    """Run `AlgorithmRunner.train`, and skip infinite or NaN numbers. Collective.
 
-    What it costs where all is finite: nothing, where the algorithm keeps nothing.
+    Cost with finite numbers: none, if the algorithm keeps no copy for skipping.
     """
     work = runner.work
     begun, warm = work.samples, in_warm_start(runner.algorithm, work)
@@ -81,7 +80,7 @@ def train(runner: AlgorithmRunner, samples: int, announced_total: int | None) ->
 
 
 def finish(runner: AlgorithmRunner) -> None:
-    """`AlgorithmRunner.finish`, likewise. Collective."""
+    """Run `AlgorithmRunner.finish`, and skip infinite or NaN numbers. Collective."""
     algorithm, work = runner.algorithm, runner.work
     try:
         runner.finish()
@@ -96,7 +95,8 @@ def finish(runner: AlgorithmRunner) -> None:
 def _skip(
     runner: AlgorithmRunner, samples: int, announced_total: int | None, begun: int, problem: str
 ) -> int:
-    """All ranks have agreed that numbers are not finite; the samples of all in the minibatch."""
+    """Skip, after all ranks have agreed on a problem with their numbers. Return the samples of all
+    ranks in the minibatch."""
     algorithm, work = runner.algorithm, runner.work
     runner.failed = False
     if in_warm_start(algorithm, work) or algorithm.synchronizes_every_step:

@@ -1,4 +1,4 @@
-"""Kernels that are ready before training begins."""
+"""Preparation of kernels before training begins."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ..kernels import prepare
 
 
 def prepare_kernels(comm: Communicator, calls: Sequence[Callable[[], object]]) -> None:
-    """Have the kernels ready that some calls need, before anything is measured or timed.
+    """Load, and if necessary compile, the kernels for some calls, before anything is measured or
+    timed.
 
-    Of what has to be compiled, as many ranks as there are cores begin with different kernels, and
-    the rest wait; rank 0 says so on stderr.
+    With a compilation due, each of as many ranks as there are cores begins with a different kernel,
+    and the remaining ranks wait; rank 0 reports this on stderr.
 
     Args:
         calls: the same on all ranks, such as the `first_calls` of an algorithm.
 
-    Local. Cost: seconds where kernels have to be compiled, and hundredths to load them.
+    Local. Cost: seconds to compile kernels, hundredths of a second to load them.
     """
 
     def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""An algorithm at work on one model: what a learner asks it, and the parts of its state."""
+"""The algorithm runner: runs an algorithm on one model, and asks the components of its state."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from .warm_start import in_warm_start, train_alone
 
 Result = TypeVar("Result")
 
-minibatch_of = lru_cache(maxsize=64)(Minibatch)  #: found sooner than made: sizes repeat
+minibatch_of = lru_cache(maxsize=64)(Minibatch)  #: cached because sizes repeat
 
 
 class AlgorithmRunner:
-    """
+    """Runs an algorithm on one model.
+
     Args:
         algorithm: with its options.
-        work: what it works with.
+        work: the parameters, optimizer and ranks for the algorithm.
 
     Attributes:
         state: the algorithm's.
-        failed: whether training has ended for all ranks, servers too, by an error.
+        failed: True once an error has ended training for all ranks, including servers.
 
     Creation is collective.
     """
@@ -36,42 +37,42 @@ class AlgorithmRunner:
 
     @property
     def components(self) -> list[Component]:
-        """Those of the algorithm's state. Local."""
+        """Components of the algorithm's state. Local."""
         return [component for _, component in components(self.state)]
 
     @property
     def external(self) -> list[External]:
-        """Those of which other ranks keep a part. Local."""
+        """Components with parts on other ranks, such as parameter servers. Local."""
         return [component for component in self.components if isinstance(component, External)]
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank to others so far. Local."""
+        """Bytes sent by this rank so far. Local."""
         return sum(component.bytes_sent for component in self.components)
 
     def report(self) -> dict[str, Any] | None:
-        """What the components can tell; None where they have nothing to tell. Local."""
+        """Return the components' statistics; None if there are none. Local."""
         report = self.work.skipped.report()
         for component in self.components:
             report |= component.report() or {}
         return report or None
 
     def common_model(self) -> Any:
-        """The model [n] that all ranks have in common. Local, no copy."""
+        """Return the common model [n] of all ranks. Local, no copy."""
         return self.algorithm.shared_model(self.state, self.work)
 
     def ready(self, name: str) -> None:
-        """The gradient of one parameter is complete. Local."""
+        """Report that the gradient of one parameter is complete. Local."""
         self.algorithm.ready(self.state, self.work, name)
 
     def train(self, samples: int, announced_total: int | None) -> int:
         """Train on one minibatch. Collective.
 
         Args:
-            samples: of this rank in it.
-            announced_total: of all ranks, where they are announced.
+            samples: of this rank in the minibatch.
+            announced_total: samples of all ranks; None without announcements.
         Returns:
-            The samples of all ranks, as far as this one knows.
+            The samples of all ranks, as far as this rank knows.
         """
         algorithm, state, work = self.algorithm, self.state, self.work
         if in_warm_start(algorithm, work):
@@ -90,7 +91,7 @@ class AlgorithmRunner:
         return total
 
     def agree(self, number: int) -> int:
-        """The sum of a number over the ranks that train. Collective.
+        """Sum a number over the ranks that train. Collective.
 
         Raises:
             SharedError: a rank has failed.
@@ -98,18 +99,19 @@ class AlgorithmRunner:
         return self._together(self.group.agree, None, number)
 
     def skip(self, samples: int, announced_total: int | None) -> int:
-        """Leave a minibatch out, on all ranks: the state stays as it is, and the clock goes on.
-        Collective; as `train`, for algorithms that synchronize in every step, and in a warm
-        start."""
+        """Skip a minibatch on all ranks: the state stays the same, and the clock advances.
+        Collective; as `train`, for algorithms that synchronize in every step, and in a warm start.
+        """
         if in_warm_start(self.algorithm, self.work):
             return train_alone(self.algorithm, self.state, self.work, samples, skip=True)
-        self.work.skipped.problem(None)  # it is not trained on anyway
+        self.work.skipped.problem(None)  # clear it: this minibatch is not trained on
         total = self.agree(samples)
         self.work.optimizer(self.work.gradient.flat, 0, total)
         return total
 
     def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
-        """Wait for all ranks; where training ends for all, what is under way comes to its end."""
+        """Wait for all ranks. If training ends for all ranks, complete pending work before the
+        error."""
         try:
             return wait(*arguments)
         except SharedError:
@@ -119,16 +121,16 @@ class AlgorithmRunner:
             raise
 
     def fail(self, problem: str) -> NoReturn:
-        """End training for a problem of this rank. Raises a SharedError."""
+        """End training because of a problem of this rank. Raises a SharedError."""
         self._together(self.group.fail, problem)
         raise AssertionError("unreachable")
 
     def meet(self) -> None:
-        """Find out whether a rank has failed. Collective."""
+        """Synchronize, and raise a SharedError if a rank has failed. Collective."""
         self._together(self.group.meet)
 
     def finish(self) -> None:
-        """Complete what is under way; or serve, until the others have. Collective."""
+        """Complete pending work; on a server, serve until the workers have finished. Collective."""
         if self.group.serves:
             self.group.serve()
             return
@@ -142,11 +144,11 @@ class AlgorithmRunner:
         self.algorithm.finish(self.state, self.work)
 
     def abandon(self) -> None:
-        """Ranks have died: see `Component.abandon`. Local."""
+        """Abandon pending work after a rank failure: see `Component.abandon`. Local."""
         for component in self.components:
             component.abandon()
 
     def close(self, *, failed: bool) -> None:
-        """Give back what was taken beside memory: see `Component.close`. Collective."""
+        """Release communicators, threads and buffers: see `Component.close`. Collective."""
         for component in self.components:
             component.close(failed=failed)

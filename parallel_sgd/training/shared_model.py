@@ -1,4 +1,4 @@
-"""The model that all ranks have in common, shown for a while in place of a rank's own."""
+"""The common model of all ranks, shown for a while in place of a rank's local model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..kernels import Array
 
 
 class SharedModel:
-    """Knows which of the two a learner's parameters are at present.
+    """Switches a learner's parameters between the local and the common model.
 
     Attributes:
-        is_shown: whether they are the shared one.
+        is_shown: True while the parameters are the common model.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,12 @@ class SharedModel:
 
     @contextmanager
     def shown(self, x: Array, shared: Array) -> Iterator[None]:
-        """For a `with` block `x` holds what `shared` does; then again what it held. Local.
+        """Let `x` hold the values of `shared` for a `with` block, then restore the values of `x`.
+        Local.
 
         Args:
-            x: [n], a rank's own model.
-            shared: [n]; the same array where nothing has to be copied.
+            x: [n], a rank's local model.
+            shared: [n]; the same array as `x` if no copy is needed.
         """
         own = None if shared is x else x.copy()
         if own is not None:
@@ -39,10 +40,10 @@ class SharedModel:
                 x[...] = own
 
     def require_own(self, name: str) -> None:
-        """Refuse what goes on with training, while the shared model is shown. Local.
+        """Refuse a call that continues training while the common model is shown. Local.
 
         Args:
-            name: of what was called.
+            name: of the refused call.
         """
         if self.is_shown:
             raise UserError(

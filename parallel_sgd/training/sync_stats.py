@@ -1,4 +1,4 @@
-"""A line on what synchronizing costs, every so many synchronizations: CNTK's `syncPerfStats`."""
+"""Statistics lines on the cost of synchronization, at intervals: CNTK's `syncPerfStats`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from typing import Any
 from ..trace import Span, Trace
 
 COLLECTIVE = "collective"
-TOGETHER = ("exchange", "wait", COLLECTIVE)  #: intervals in which ranks need each other
+TOGETHER = ("exchange", "wait", COLLECTIVE)  #: intervals that need other ranks
 
 
 class SyncPerformance(Trace):
-    """Adds up what the learner's rank does, as it is told to a trace, and passes it on.
+    """Adds up a rank's intervals of computing, aggregation and update, and passes all trace records
+    on.
 
-    A synchronization is a step since whose predecessor an exchange of all ranks has ended, or in
-    which the learner's thread took part in a collective on arrays: every step of `DataParallelSGD`,
-    or the last one of a block, and of an algorithm of one's own whatever it communicates by. (One
-    that has other means than its communicator says so: ``with comm.trace.span("exchange")``.)
+    A step counts as a synchronization if an exchange of all ranks has ended since the step before,
+    or if the learner's thread took part in a collective on arrays. So each step of
+    `DataParallelSGD` counts, the last step of a block, and steps of a user's own algorithm by any
+    communication through its communicator. (An algorithm with other means of communication marks
+    them: ``with comm.trace.span("exchange")``.)
 
-    Its time has three parts. Computing is what passes between the steps since the synchronization
-    before. Aggregation is what the learner's thread spends in exchanges and in waiting for the
-    others. The update is the rest of all steps. What runs in the background counts only where it is
-    waited for. The first synchronization is left out: buffers are touched for the first time in it.
+    The time of a synchronization has three parts. Compute: the time between steps since the
+    synchronization before. Aggregation: the time of the learner's thread in exchanges and in waits
+    for other ranks. Update: the rest of all steps. Background work counts only while the learner's
+    thread waits for its end. The first synchronization is not counted, because of the first touch
+    of buffers.
 
     Args:
-        every: so many synchronizations make a line, at least 1.
-        passed_on: the trace that gets everything, too.
-        rank, ranks: whose lines they are, and how many train.
-        asynchronous: whether ranks train at their own paces: then nothing is said of the others'
-            samples.
+        every: synchronizations per line, at least 1.
+        passed_on: a trace to receive all records as well.
+        rank, ranks: the rank named in the lines, and the number of ranks that train.
+        asynchronous: ranks train at their own paces: the lines then omit samples of remote ranks.
 
-    Make it in the learner's thread. Local. Cost: about a microsecond an interval.
+    Make this in the learner's thread. Local. Cost: about a microsecond an interval.
 
     Source: CNTK's SimpleDistGradAggregator ("Actual gradient aggregation time") and MASGDPerfStats
-    ("seconds since last report, seconds on comm.; samples processed by workers, by me"). There a
-    line is of the latest synchronization, or only the samples are of all since the line before.
+    ("seconds since last report, seconds on comm.; samples processed by workers, by me"). CNTK's
+    line is about the latest synchronization, or counts only the samples since the line before.
     """
 
     def __init__(
@@ -48,31 +50,35 @@ class SyncPerformance(Trace):
         self._every, self._thread = every, threading.get_ident()
         self._exchanged = self._met = False
         self._steps = 0
-        self._together: list[tuple[float, float]] = []  # in the present step, none within another
+        self._together: list[tuple[float, float]] = []  # this step's, without nested ones
         self._computed_s = self._step_s = 0.0  # of the present step
         self._synchronizations = 0
         self._start_anew(0)
 
     def _start_anew(self, sent: int) -> None:
-        """Begin to count for the next line; so many bytes have been sent before."""
+        """Reset the counts for the next line.
+
+        Args:
+            sent: bytes sent before.
+        """
         self._sent = sent
         self._samples = self._own_samples = 0
         self._compute_s = self._aggregation_s = self._update_s = 0.0
 
     def begin(self) -> None:
-        """Forget what has been recorded so far. Local."""
+        """Forget all records so far. Local."""
         self._exchanged = self._met = False
         self._together.clear()
 
     def begin_step(self) -> None:
-        """Collectives until now were the user's own. Local."""
+        """Ignore collectives before this point: these were the user's own. Local."""
         self._met = False
 
     def collective(self) -> Span:
         return self.span(COLLECTIVE)
 
     def record(self, name: str, begin_s: float, end_s: float, **facts: Any) -> None:
-        if name != COLLECTIVE:  # a part of what traces show anyhow
+        if name != COLLECTIVE:  # traces show it within a larger interval
             self.passed_on.record(name, begin_s, end_s, **facts)
         if name == "exchange":
             self._exchanged = True
@@ -80,7 +86,7 @@ class SyncPerformance(Trace):
             return
         if name in TOGETHER:
             while self._together and self._together[-1][0] >= begin_s:
-                self._together.pop()  # it lay within this one
+                self._together.pop()  # nested in this interval
             self._together.append((begin_s, end_s))
             self._met |= name == COLLECTIVE
         elif name == "compute":
@@ -90,11 +96,11 @@ class SyncPerformance(Trace):
             self._step_s = end_s - begin_s
 
     def stepped(self, own_samples: int, samples: int, sent: Callable[[], int]) -> str | None:
-        """Count a step that has ended; returns a line where one is due.
+        """Count a step that has ended; return a line if one is due.
 
         Args:
             own_samples, samples: in its minibatch, of this rank and of all.
-            sent: tells how many bytes this rank has sent so far.
+            sent: returns the bytes sent by this rank so far.
         """
         exchanged = self._exchanged or self._met
         self._exchanged = self._met = False
@@ -114,7 +120,7 @@ class SyncPerformance(Trace):
         return self._line(sent()) if due else None
 
     def _line(self, sent: int) -> str:
-        """The means since the line before, in words, and start anew."""
+        """Return the means since the previous line as text, and reset the counts."""
         rank, ranks = self._rank, self._ranks
         parts = {
             "compute": self._compute_s,
@@ -137,9 +143,9 @@ class SyncPerformance(Trace):
         return text
 
     def missed(self) -> str | None:
-        """At the end, in words, that no step was a synchronization; None where one was."""
+        """Return a line at the end of training if no step was a synchronization; otherwise None."""
         if self._synchronizations or self._exchanged or not self._steps:
-            return None  # or `finish` has exchanged, where no block was full
+            return None  # _exchanged: by `finish`, after a last block that was not full
         return (
             f"sync_perf_stats={self._every}: in none of {self._steps} steps have ranks exchanged "
             'arrays; an algorithm that does says so by `with comm.trace.span("exchange")`'

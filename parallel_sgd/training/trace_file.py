@@ -1,4 +1,4 @@
-"""The trace of all ranks in one file, as Perfetto (https://ui.perfetto.dev) and Chrome read it."""
+"""The trace of all ranks in one file, for Perfetto (https://ui.perfetto.dev) and Chrome."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from ..version import __version__
 def traced(
     path: str | os.PathLike[str], comm: Communicator, *, after_errors: bool = True
 ) -> Iterator[Trace]:
-    """Trace what these ranks do in a `with` block; at its end rank 0 writes the file of all.
+    """Trace these ranks' work in a `with` block; at the end rank 0 writes one file for all ranks.
 
-    The file is JSON in Chrome's trace event format: a process for each rank, a row for each thread,
-    all on the clock of rank 0, in µs since the block began. Its ``otherData`` say for each rank by
-    how much that may be wrong, and how many intervals were left out (`MOST_EVENTS` are kept). It is
-    there whole or not at all, and replaces one of the same name.
+    The file is JSON in Chrome's trace event format: a process for each rank and a row for each
+    thread, with rank 0's clock, in µs since the start of the block. Its ``otherData`` give for each
+    rank the uncertainty and drift of the clock, and the number of intervals beyond the limit
+    (`MOST_EVENTS` are kept). The file is written whole or not at all, and replaces an existing
+    file.
 
     Args:
         path: of the file, on rank 0's machine; its folder is made.
-        comm: make the learner with it inside the block, since duplicates and parts that were made
+        comm: make the learner with this communicator inside the block: duplicates and parts made
             before are not traced.
-        after_errors: write the file, too, where the block ends with an error that all ranks share.
-            Not where some ranks only serve: they would be waited for. No other error writes one.
+        after_errors: write the file also after an error that all ranks share. Not for runs with
+            ranks that only serve: the file would wait for these. After any other error no file is
+            written.
     Raises:
-        UserError: on all ranks, before the block: the file cannot be written, or ranks may be lost
-            (`--survive`), for which the file would wait; after it: writing has failed.
+        UserError: on all ranks, before the block: the file cannot be written, or ranks may fail and
+            be replaced (`--survive`), so that the file would wait for a failed rank; after the
+            block: writing has failed.
 
-    Collective. Cost: two comparisons of clocks, at the end one transfer of about 100 bytes an
-    interval to rank 0, one rank after the other; in between, see `Trace`.
+    Collective. Cost: two comparisons of clocks; at the end a transfer of about 100 bytes an
+    interval to rank 0, rank by rank; for the block itself, see `Trace`.
     """
     instance("comm", comm, Communicator, "Communicator.world()")
     choice("after_errors", after_errors, BOTH)
@@ -68,13 +71,13 @@ def traced(
 
 
 def _writable(path: str | os.PathLike[str], first: bool) -> Path:
-    """The path, if a file can be written there, which the first rank tries."""
+    """Return the path, after the first rank has tried to create the file."""
     file = checked_path("trace", path, "file")
     if fault_tolerant():
         raise UserError(f"trace={str(file)!r} needs all ranks to the end, not --survive")
     if first:
         with writing("trace", file):
-            if file.exists() and not file.is_file():  # a folder, or a device: not to be replaced
+            if file.exists() and not file.is_file():  # never replace a folder or a device
                 raise UserError(f"trace={str(file)!r} must be a new file, or replace one")
             file.parent.mkdir(parents=True, exist_ok=True)
         require_writable("trace", file)
@@ -82,10 +85,10 @@ def _writable(path: str | os.PathLike[str], first: bool) -> Path:
 
 
 def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) -> None:
-    """Gather the events of all ranks on the first one, which writes them. Collective.
+    """Gather the events of all ranks on rank 0, and write the file there. Collective.
 
     Raises:
-        SharedError: on all ranks, where it could not.
+        SharedError: on all ranks, if writing fails.
     """
     end = compare_clocks(comm)
     origin = np.array([begin.at_s])  # rank 0's begin is 0
@@ -118,7 +121,7 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
 
 
 def _write_pieces(file: Path, head: dict[str, Any], pieces: Iterator[bytes]) -> str | None:
-    """Write the file; what went wrong in one line, if anything. Takes all pieces in any case."""
+    """Write the file. Return a failure in one line, or None. Consume all pieces in either case."""
 
     def write(path: Path) -> None:
         with path.open("wb") as out:
@@ -130,7 +133,7 @@ def _write_pieces(file: Path, head: dict[str, Any], pieces: Iterator[bytes]) -> 
     try:
         write_whole("trace", file, write)
     except UserError as error:
-        for _ in pieces:  # the others send them
+        for _ in pieces:  # the other ranks send all pieces
             pass
         return str(error)
     return None
@@ -139,7 +142,8 @@ def _write_pieces(file: Path, head: dict[str, Any], pieces: Iterator[bytes]) -> 
 def _events(
     trace: Trace, comm: Communicator, begin: ClockReading, end: ClockReading, origin_s: float
 ) -> Iterator[dict[str, Any]]:
-    """What the file says of this rank: names of its rows, and its intervals, in the file's time."""
+    """Yield this rank's part of the file: the names of its rows, and its intervals, in the file's
+    time."""
     rank = comm.rank
     rows: dict[str, int] = {"main": 0}
     for event in trace.events:
@@ -167,7 +171,6 @@ def _events(
 
 
 def _name(kind: str, rank: int, row: int, **what: Any) -> dict[str, Any]:
-    """A metadata event."""
     return {"name": kind, "ph": "M", "pid": rank, "tid": row, "args": what}
 
 
@@ -176,9 +179,9 @@ def _json(value: Any) -> str:
 
 
 def _gathered(own: bytes, comm: Communicator) -> Iterator[bytes]:
-    """Every rank's bytes on the first one, one rank after the other; nothing on the rest.
+    """Yield every rank's bytes on rank 0, rank by rank; empty bytes on all others.
 
-    Collective, as far as it is iterated over.
+    Collective, as far as the iteration goes.
     """
     sizes, nothing = comm.allgather_object(len(own)), [0] * comm.size
     for rank, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""The beginning of training in which every rank takes the whole of each minibatch."""
+"""The warm start: at first every rank takes the whole of each minibatch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from ..errors import NotFinite
 
 
 def in_warm_start(algorithm: Algorithm[Any], work: Work) -> bool:
-    """Whether the next minibatch is one of the warm start. Local."""
+    """Return True if the next minibatch belongs to the warm start. Local."""
     return work.optimizer.state.samples < algorithm.distributed_after
 
 
 def train_alone(
     algorithm: Algorithm[Any], state: Any, work: Work, samples: int, *, skip: bool = False
 ) -> int:
-    """One step of the warm start: all ranks have the same whole minibatch; nothing is exchanged.
+    """Take one step of the warm start: all ranks have the same whole minibatch; nothing is
+    exchanged.
 
-    With the last one all ranks go on from rank 0's model: machines may round differently.
+    After the last step of the warm start all ranks continue from rank 0's model, because machines
+    may round differently.
 
     Args:
         samples: of the minibatch; the same on all ranks.
-        skip: whether the minibatch is left out: only the clock goes on.
+        skip: skip the minibatch: only the clock advances.
     Returns:
         The samples.
     Raises:
-        SharedError: a gradient is not finite, a rank has failed, or ranks have not as many samples.
+        SharedError: a gradient is not finite, a rank has failed, or the ranks' sample counts
+            differ.
 
     Collective.
     """
     gradient, skipped = work.gradient.flat, work.skipped
     problem = skipped.problem(None if skip else problem_with(gradient))
-    if skipped.skips and not algorithm.roles.together:  # servers would end training by it
+    if skipped.skips and not algorithm.roles.together:  # through servers this would end training
         work.comm.agree(problem if isinstance(problem, NotFinite) else None)
     work.group.agree_on_whole(problem, samples)
     if samples:

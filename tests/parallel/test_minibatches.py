@@ -210,14 +210,14 @@ def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along(
         announced.begin(feed)
         announced.add(4, 8, feed)
         announced.ended(feed)
-    assert (announced.clock, announced.given, announced.end) == (0, 16, 16)
+    assert (announced.clock, announced.issued, announced.end) == (0, 16, 16)
     assert announced.take(4) == 8
-    announced.forget(left)
-    assert (announced.clock, announced.given, announced.end) == (0, 8, 8)
+    announced.abandon(left)
+    assert (announced.clock, announced.issued, announced.end) == (0, 8, 8)
     local_step.state.samples = 8
-    assert (announced.clock, announced.given, announced.end) == (0, 8, 8)
+    assert (announced.clock, announced.issued, announced.end) == (0, 8, 8)
     announced.end_step()
-    assert (announced.clock, announced.given, announced.end) == (8, 8, 8)
+    assert (announced.clock, announced.issued, announced.end) == (8, 8, 8)
     for samples in (0, 3, 0, 0):  # nobody need have any
         announced.add(samples, samples)
     assert [announced.take(samples) for samples in (0, 3, 0, 0)] == [0, 3, 0, 0]

@@ -17,7 +17,7 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
-from parallel_sgd.errors import WaitedInVain
+from parallel_sgd.errors import PeerFailure
 from parallel_sgd.training.checkpoint.config import SharedClock
 
 RANKS, STEPS = 4, 12
@@ -209,7 +209,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
             return rows_of_session(learner, model, epochs=4)
 
-    with pytest.raises(WaitedInVain, match=r"learner\.between_steps, or start again"):
+    with pytest.raises(PeerFailure, match=r"learner\.between_steps, or start again"):
         simulate_recovery(RANKS, body, timeout_s=30)
 
 

@@ -23,7 +23,7 @@ from parallel_sgd import UserError
 from parallel_sgd.torch.optimizer.comparable import comparable
 from parallel_sgd.torch.optimizer.document import Writer
 from parallel_sgd.torch.optimizer.entries import Entries
-from parallel_sgd.training.state.state_tree import capture, flatten, put_back
+from parallel_sgd.training.state.state_tree import capture, flatten, restore_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -399,7 +399,7 @@ def test_documents_that_are_written_only_where_something_changed_say_the_same(na
         for number in range(4):
             train(model, lambda: learner.step(samples=8), number, number + 1)
             if number == 2:
-                state.put_back(state.copied({}))
+                state.restore(state.copied({}))
             now = everything(learner)
             names = {p: name for name, p in learner.local_step._module.tensors.items()}
             state.known = Entries(lambda names=names: Writer(state.vectors.part_of, names, {}))
@@ -474,5 +474,5 @@ def test_edited_documents(name):
                 assert "\n" not in str(error)
                 assert everything(learner) == before
             else:
-                put_back(learner, "optimizer", saved)
+                restore_state(learner, "optimizer", saved)
     assert refused > 10

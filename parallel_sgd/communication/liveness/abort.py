@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ...errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
+from ...errors import PeerFailure, RanksLost, SharedError, SharedPeerFailure, UserError
 from ...validation import line_of
 from ..job_environment import launched_rank, launched_size, srun_step
 from ..stderr import write_stderr
@@ -168,7 +168,7 @@ def _wait_for_all(mpi: Any) -> None:
 def report(error: BaseException) -> int:
     """Print an error for the user, and return the exit code for it."""
     failed_rank = _failed_rank(error)
-    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or failed_rank is not None:
+    if isinstance(error, PeerFailure | SharedPeerFailure | RanksLost) or failed_rank is not None:
         report_end(LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:

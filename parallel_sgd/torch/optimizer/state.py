@@ -174,7 +174,7 @@ class TorchOptimizerState(OptimizerState):
     def reset(self) -> None:
         """Restore the state before the first step, except for the clock. Local."""
         kept = {name: vector for name, vector in self.buffers.items() if name not in self._first}
-        self.put_back(self.initial)
+        self.restore(self.initial)
         for vector in kept.values():
             vector.fill(0)
         self.buffers.update(kept)
@@ -222,7 +222,7 @@ class TorchOptimizerState(OptimizerState):
         groups = self._group_values()
         return super().copied(room) | {"state_dict": state_dict, "groups": groups}
 
-    def put_back(self, copied: Mapping[str, Any]) -> None:
+    def restore(self, copied: Mapping[str, Any]) -> None:
         self._restore(copied, self._changed_by_steps)
 
     def _restore(self, copied: Mapping[str, Any], restores: Any) -> None:
@@ -236,7 +236,7 @@ class TorchOptimizerState(OptimizerState):
         for name in self.buffers.keys() - copied["buffers"].keys():
             del self.buffers[name]
         self.vectors.require(copied["buffers"])
-        super().put_back(copied)
+        super().restore(copied)
         ids = {*map(id, self.module.module.parameters())}
 
         def leaf(value: Any, path: Any) -> Any:

@@ -167,7 +167,7 @@ class Checkpoints:
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
             _add_pending(self.folder, self._writing)
-            learner.beside(self._writing)
+            learner.add_background_task(self._writing)
 
     def hold(self) -> None:
         """Keep other processes from saving in the folder, if the folder exists, before the first

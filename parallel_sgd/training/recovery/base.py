@@ -1,7 +1,7 @@
-"""Recovery of a learner from the failure of ranks; `NoRecovery`, the default, lets the job end.
+"""Recovery of a learner from rank failures; with `NoRecovery`, the default, a failure ends the job.
 
-`Rollback` takes all ranks back to a snapshot; `ServerFailover` lets every worker continue where it
-is. Both retry by one loop, `communication.retry`.
+`Rollback` restores a snapshot on all ranks; with `ServerFailover` every worker continues from its
+present state. Both retry by the loop in `communication.retry`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Recoverable(Stateful, Protocol):
-    """The part of a `Learner` that a recovery works on; documented there."""
+    """The interface of a `Learner` for recoveries; documented there."""
 
     stripe_sizes: Sequence[Mapping[str, int]]
 
@@ -29,43 +29,48 @@ class Recoverable(Stateful, Protocol):
 
 
 class Recovery(ABC):
-    """Continues training on the remaining ranks, and those that join, after ranks have failed.
+    """Continues training after rank failures, on the remaining ranks and the ranks that join.
 
     Attributes:
-        ranks_may_change: a failure changes the ranks, and sources deal out again what comes next.
-        times: rollbacks so far.
-        has_joined: this rank had no state when training continued last.
-        in_session: a session decides after which steps a snapshot may be taken (`stepped`).
+        ranks_may_change: True if ranks may fail or join; sources then issue the following samples
+            again.
+        rollbacks: so far.
+        has_joined: True if this rank had no state before the latest recovery.
+        in_session: True during a session; the session then decides when to count a step
+            (`stepped`).
     """
 
     ranks_may_change = False
-    times = 0
+    rollbacks = 0
     has_joined = False
     in_session = False
 
     @abstractmethod
     def begin(self) -> None:
-        """Take part from here on; a rank that joins gets the state of the others. Collective."""
+        """Start this recovery; a rank that joins receives the state of the remaining ranks.
+        Collective."""
 
     @abstractmethod
     def run(self, function: Callable[[], Result]) -> Result:
-        """Call a function that trains; again after each failure of ranks. Collective."""
+        """Run a function that trains, and rerun the function after every rank failure.
+        Collective."""
 
     @abstractmethod
     def collective(self, function: Callable[[], Result]) -> Result:
-        """Call a function that takes no step; again after failures, if no rank rolls back.
+        """Run a function that takes no step, and rerun the function after failures without
+        rollback.
 
         Raises:
-            RanksLost: training has to roll back; the caller's caller retries.
+            RanksLost: training has to roll back; an outer call retries.
 
         Collective over the ranks that train.
         """
 
     @abstractmethod
     def commit_after(self, function: Callable[[], Result]) -> Result:
-        """Call a function that takes no step until all ranks have passed it together.
+        """Run a function that takes no step, until all ranks have completed the function together.
 
-        Collective. Training may have rolled back between two calls.
+        Collective. Training may have rolled back between two runs.
         """
 
     @abstractmethod
@@ -74,81 +79,83 @@ class Recovery(ABC):
 
     @abstractmethod
     def step(self, take: Callable[[int], object], samples: int) -> bool:
-        """Take a step of this rank's `samples`. Return False if its minibatch is dealt out again.
+        """Take a step of this rank's `samples`. Return False if its minibatch will be issued again.
 
         Collective.
         """
 
     @abstractmethod
     def finish(self, complete: Callable[[], object]) -> None:
-        """Complete the model, again after failures, until all ranks hold it. Collective."""
+        """Complete the model, repeatedly after failures, until all ranks hold it. Collective."""
 
     @abstractmethod
     def recover(self, *, allow_join: bool = True) -> None:
-        """Continue with the remaining ranks, after a failure of ranks was raised. Collective.
+        """Continue on the remaining ranks, after a rank failure was raised. Collective.
 
         Args:
-            allow_join: standby ranks may join.
+            allow_join: let standby ranks join.
         """
 
     @abstractmethod
     def give_up(self) -> None:
-        """Abandon all that is under way, on all ranks. Local."""
+        """Abandon all pending work, on all ranks. Local."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Return what was lost so far, for JSON. Local."""
+        """Return the losses so far, in a form that JSON can hold. Local."""
 
-    # Snapshots: of no effect for recoveries that take none.
+    # Snapshots: without effect in recoveries without snapshots.
 
-    def begin_session(self, companion: Callable[[], Any]) -> Any:
-        """A session begins, or begins again after a recovery. Local.
+    def begin_session(self, session_state: Callable[[], Any]) -> Any:
+        """Begin a session, or begin it again after a recovery. Local.
 
         Args:
-            companion: gives the session's own state, for JSON: kept with each snapshot.
+            session_state: returns the session's state, in a form that JSON can hold: stored with
+                each snapshot.
         Returns:
-            The state that was kept with the snapshot to which training rolled back; else None.
+            The session state stored with the restored snapshot; None without a rollback.
         """
         self.in_session = True
 
     def end_session(self) -> bool:
-        """The session has come to its end: see that no rank rolls back into it any more.
+        """End a completed session, so that no rollback leads into the session.
 
-        Returns False if ranks have failed, and the session has to continue. Collective.
+        Return False if ranks have failed, and the session has to continue. Collective.
         """
         self.leave_session()
         return self.end_pass()
 
     def leave_session(self) -> None:
-        """No session trains any more, also because of an error. Local."""
+        """Leave the session, complete or not. Local."""
         self.in_session = False
 
     def pause(self) -> AbstractContextManager[None]:
-        """Take no snapshots within a `with` block: of what is only tried. Local."""
+        """Suspend snapshots for a `with` block, such as for a trial. Local."""
         return nullcontext()
 
     def stepped(self) -> None:  # noqa: B027
-        """A step, and all that follows from it, is done: take a snapshot, if one is due. Local."""
+        """Count a fully processed step, and take a snapshot if one is due. Local."""
 
     def commit(self) -> None:  # noqa: B027
         """Take a snapshot now, on all ranks after the same step. Local."""
 
     def state_replaced(self, event: StateReplaced) -> None:  # noqa: B027
-        """The program has replaced the state: no rank may roll back to before. Collective."""
+        """Commit a state set by the program, so that no rollback leads to a state before.
+        Collective."""
 
     def restore_part(self, name: str) -> None:  # noqa: B027
         """Restore one of the learner's states from the latest snapshot. Local."""
 
     def end_pass(self) -> bool:
-        """A source has given all that it has: see that no rank rolls back into the pass any more.
+        """Commit at the end of a source's pass, so that no rollback leads into the pass.
 
-        Returns False if ranks have failed, and training has rolled back into it. Collective.
+        Return False if ranks have failed, and training has rolled back into the pass. Collective.
         """
         return True
 
 
 class NoRecovery(Recovery):
-    """The default: a failed rank ends the job, so calls are made once, as they are."""
+    """The default: every call is made once, and a rank failure ends the job."""
 
     def begin(self) -> None:
         pass
@@ -184,7 +191,7 @@ class NoRecovery(Recovery):
 
 
 class Reconfiguring(Recovery):
-    """Reconfigures the ranks of a learner: common to `Rollback` and `ServerFailover`.
+    """Base of `Rollback` and `ServerFailover`: reconfigures a learner's ranks.
 
     Args:
         learner: on ranks of a fault-tolerant communicator.
@@ -197,7 +204,7 @@ class Reconfiguring(Recovery):
 
     @abstractmethod
     def _continue(self, *, allow_join: bool) -> None:
-        """Reconfigure once, and continue with the present ranks. Collective."""
+        """Reconfigure once, and continue on the present ranks. Collective."""
 
     def recover(self, *, allow_join: bool = True) -> None:
         world = self._learner.world
@@ -209,7 +216,7 @@ class Reconfiguring(Recovery):
         self._learner.abandon()
 
     def _reconfigure(self, *, allow_join: bool) -> None:
-        """Abandon what is under way, and form a group of the remaining ranks. Collective."""
+        """Abandon pending work, and form a group of the present ranks. Collective."""
         learner, world = self._learner, self._learner.world
         is_first_to_notice = world.generation == self._generation
         self.give_up()
@@ -225,8 +232,8 @@ class Reconfiguring(Recovery):
 
 
 def begin_with_remaining(comm: Any, begin: Callable[[], object]) -> None:
-    """Set up a learner; again, after a failure, with the remaining ranks. Collective."""
-    if not isinstance(comm, Communicator):  # it is refused
+    """Set up a learner, and after a failure again on the remaining ranks. Collective."""
+    if not isinstance(comm, Communicator):  # `begin` refuses it
         begin()
         return
     comm.end_replay_log()

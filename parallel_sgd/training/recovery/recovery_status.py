@@ -1,4 +1,4 @@
-"""What ranks tell each other of themselves as they go on with parameter servers."""
+"""Status messages of the ranks during a recovery with parameter servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...parameter_server import WorkerProgress
 @message
 @dataclass
 class ServedLosses:
-    """What has been lost so far, for `Learner.report`.
+    """Values lost so far, for `Learner.report`.
 
     Attributes:
-        residuals: values of residuals that were held by workers that have died.
-        model: values that were held by servers that have died: a worker's copy took their place.
-        optimizer: values of the optimizer's state that they held, which are 0 since then.
+        residuals: residual values held by failed workers.
+        model: model values held by failed servers: a worker's copy has replaced these.
+        optimizer: optimizer state values held by failed servers: replaced by 0.
     """
 
     residuals: int = 0
@@ -26,7 +26,7 @@ class ServedLosses:
 
 
 def largest(known: list[ServedLosses]) -> ServedLosses:
-    """Of what ranks know: some may have counted a death that others have not."""
+    """Return the largest counts: some ranks may have counted a failure before the rest."""
     names = vars(known[0])
     return ServedLosses(**{name: max(getattr(losses, name) for losses in known) for name in names})
 
@@ -34,18 +34,18 @@ def largest(known: list[ServedLosses]) -> ServedLosses:
 @message
 @dataclass
 class RecoveryStatus:
-    """What every rank tells the others as they go on.
+    """The status of one rank during a recovery.
 
     Attributes:
-        completed: whether it has the final model.
-        pulled: of a worker that training goes on from.
-        samples: its clock.
-        total: samples of all in the step that it is in the midst of, or in its latest one.
-        began: whether its warm start, if there is one, is over for servers too.
+        completed: True if the rank has the final model.
+        pulled: progress of a worker; None from servers and from ranks that join.
+        samples: the rank's clock.
+        total: samples of all ranks in the rank's current step, or in its latest one.
+        began: True if the warm start, if any, is over for the servers, too.
         losses: so far; None from a rank that joins.
-        workers: that it has known last, by their ranks in the world; none from a rank that joins.
-        calls: that all workers have come to the end of, as far as it knows.
-        statistics: of all workers, packed, if the model is complete.
+        workers: latest known workers, by world rank; empty from a rank that joins.
+        calls: collective calls completed by all workers, as far as the rank knows.
+        statistics: of all workers, packed, once completed.
     """
 
     completed: bool

@@ -1,14 +1,14 @@
-"""Take all ranks back to a snapshot that they have in common, after ranks have failed.
+"""Rollback: after rank failures, all ranks restore a common snapshot.
 
-Every rank keeps snapshots in memory, taken after the same steps. When ranks have failed, the others
-agree on the newest snapshot that all of them hold, and restore it. What the algorithm makes of the
-number of ranks is made anew, and the state is redistributed by the reshard rules of
-`parallel_sgd.state`: a rank keeps its part of a sum, stripes are cut anew. The failed ranks' parts
-of sums and stripes are lost. The clock goes back with the state, so sources deal out anew what came
-after the snapshot.
+Every rank takes snapshots in memory, after the same steps. After a failure the remaining ranks
+agree on the newest snapshot held by all of them, and restore that one. State that depends on the
+number of ranks is made anew, and the rest is redistributed by the reshard rules of
+`parallel_sgd.state`: each rank keeps its own part of a sum, and stripes are cut anew. The failed
+ranks' parts of sums and stripes are lost. The clock rolls back with the state, so sources issue the
+later samples again.
 
-A rank that joins brings nothing but its program: it gets the state of the others, and zeros in
-place of a failed rank's part of sums.
+A rank that joins has no state: it receives the state of the remaining ranks, with zeros for a
+failed rank's parts of sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...communication.stderr import write_stderr
 from ...errors import RanksLost
 from ...state import Cause, StateReplaced
 from ..state.reshard import stripe_sizes
-from ..state.state_tree import put_back, unflatten
+from ..state.state_tree import restore_state, unflatten
 from .base import Reconfiguring, Recoverable
 from .snapshot import SharedSnapshot, Snapshot
 
@@ -35,11 +35,11 @@ COMMIT_EVERY = 10  #: steps
 
 @dataclass
 class Losses:
-    """What was lost so far, for `Learner.report`.
+    """Work lost so far, for `Learner.report`.
 
     Attributes:
         samples: of all ranks, trained on again.
-        values: of residuals of failed ranks.
+        values: residual values held by failed ranks.
     """
 
     samples: int = 0
@@ -47,11 +47,11 @@ class Losses:
 
 
 class Rollback(Reconfiguring):
-    """Keeps two snapshots of a learner, and rolls back to one.
+    """Keeps two snapshots of a learner, and restores one after a rank failure.
 
     Args:
         learner: on ranks of a fault-tolerant communicator.
-        commit_every: steps from one snapshot to the next, where the algorithm allows it.
+        commit_every: steps between two snapshots, if the algorithm allows.
 
     Attributes:
         losses: so far.
@@ -63,17 +63,17 @@ class Rollback(Reconfiguring):
         super().__init__(learner)
         self._every = commit_every
         self._snapshots = (Snapshot(), Snapshot())
-        self._taken = 0  # snapshots so far, as all ranks count them
+        self._taken = 0  # snapshots so far, equal on all ranks
         self._steps = 0  # since the latest snapshot
-        self._back_to = sys.maxsize  # the earliest snapshot of rollbacks since a commit began
+        self._restored = sys.maxsize  # earliest snapshot restored since the start of a commit
         self._paused = False
-        self._is_final = False  # the model is the final one, as it was kept
-        self._companion: Callable[[], Any] = lambda: None
-        self._kept: Any = None  # the companion of the snapshot to which training rolled back
+        self._is_final = False  # the restored snapshot is the final model
+        self._read_session_state: Callable[[], Any] = lambda: None
+        self._session_state: Any = None  # of the restored snapshot
         self.losses = Losses()
 
     def begin(self) -> None:
-        if self._generation:  # the others have trained already
+        if self._generation:  # ranks have been reconfigured, and may have trained
             self._rejoin()
         else:
             self._begin_snapshots()
@@ -84,7 +84,7 @@ class Rollback(Reconfiguring):
         return retry(self._learner.world, function, self.recover)
 
     def collective(self, function: Callable[[], Result]) -> Result:
-        """Call the function once: after a failure training rolls back, so the caller must know."""
+        """Run the function once: after a failure training rolls back, and the caller must know."""
         return function()
 
     def attempt(self, call: Callable[[], object]) -> bool:
@@ -127,18 +127,18 @@ class Rollback(Reconfiguring):
     def _try_commit(
         self, function: Callable[[], Result], *, final: bool = False
     ) -> tuple[Result] | None:
-        """Call a function, then commit: a two-phase commit. Collective.
+        """Run a function, then commit: a two-phase commit. Collective.
 
-        Phase 1: every rank takes a snapshot. Phase 2: the ranks meet; a rank that passes knows that
-        all ranks hold the snapshot. A failure before phase 2 rolls back, and None is returned. A
-        failure within phase 2 may be seen by some ranks only: these roll back to the newest common
-        snapshot, and if that is the new one, the commit stands.
+        Phase 1: every rank takes a snapshot. Phase 2: the ranks meet; a rank past this point knows
+        that all ranks hold the snapshot. A failure before phase 2 rolls back, and None is returned.
+        A failure within phase 2 may be visible to some ranks only: these roll back to the newest
+        common snapshot, and if that is the new one, the commit stands.
 
-        Between two commits all ranks meet: else some may hold no snapshot that others still have.
-        In a session a failure is raised: all ranks begin it again.
+        All ranks meet between two commits: otherwise the ranks might have no snapshot in common. In
+        a session a failure is raised, and all ranks begin the session again.
         """
         number = None
-        self._back_to = sys.maxsize
+        self._restored = sys.maxsize
         try:
             result = function()
             algorithm = self._learner.runner.algorithm
@@ -153,20 +153,20 @@ class Rollback(Reconfiguring):
             self._require_recoverable(error)
             if self.in_session:
                 raise
-            self.recover(allow_join=False)  # a rank that joins would not come here
-            stands = number is not None and self._back_to >= number
+            self.recover(allow_join=False)  # a rank that joins would not reach this point
+            stands = number is not None and self._restored >= number
             return (result,) if stands else None
 
     # Snapshots.
 
-    def begin_session(self, companion: Callable[[], Any]) -> Any:
-        super().begin_session(companion)
-        self._companion = companion
-        return self._kept
+    def begin_session(self, session_state: Callable[[], Any]) -> Any:
+        super().begin_session(session_state)
+        self._read_session_state = session_state
+        return self._session_state
 
     def leave_session(self) -> None:
         super().leave_session()
-        self._companion, self._kept = (lambda: None), None
+        self._read_session_state, self._session_state = (lambda: None), None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -188,7 +188,7 @@ class Rollback(Reconfiguring):
 
     def _commit(self, final: bool) -> None:
         if not self._paused:
-            self._take_snapshot(final, self._companion())
+            self._take_snapshot(final, self._read_session_state())
 
     def state_replaced(self, event: StateReplaced) -> None:
         if self._paused or event.ranks_changed:
@@ -200,7 +200,7 @@ class Rollback(Reconfiguring):
 
     def restore_part(self, name: str) -> None:
         newest = max(self._snapshots, key=lambda snapshot: snapshot.number)
-        put_back(self._learner, name, unflatten(newest.tree[name], newest.arrays))
+        restore_state(self._learner, name, unflatten(newest.tree[name], newest.arrays))
 
     def _begin_snapshots(self) -> None:
         self._learner.stripe_sizes = self._learner.comm.allgather_object(
@@ -208,11 +208,11 @@ class Rollback(Reconfiguring):
         )
         self.commit()
 
-    def _take_snapshot(self, final: bool, companion: Any) -> None:
+    def _take_snapshot(self, final: bool, session_state: Any) -> None:
         oldest = min(self._snapshots, key=lambda snapshot: snapshot.number)
-        oldest.number = -1  # until it is whole
+        oldest.number = -1  # until the snapshot is complete
         oldest.take(self._learner)
-        oldest.final, oldest.companion = final, companion
+        oldest.final, oldest.session_state = final, session_state
         oldest.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
     # Recovery.
@@ -228,28 +228,28 @@ class Rollback(Reconfiguring):
         losses = self.losses.samples, self.losses.values
         all_ranks = comm.allgather_object((sorted(held), learner.samples, losses))
         known = [numbers for numbers, _, _ in all_ranks if numbers]
-        if not known:  # no rank has come further than this
+        if not known:  # no rank holds a snapshot yet
             self._begin_snapshots()
             return
         common = set(known[0]).intersection(*known)
         number = max(common) if common else min(max(numbers) for numbers in known)
-        self._back_to = min(self._back_to, number)
+        self._restored = min(self._restored, number)
         own = held.get(number)
         learner.stripe_sizes = comm.allgather_object(stripe_sizes(learner))
         shared = SharedSnapshot(learner, own)
         shared.restore(learner)
         learner.state_replaced(Cause.RECOVERED)
-        self.times += 1
+        self.rollbacks += 1
         for snapshot in self._snapshots:
             snapshot.number = snapshot.number if snapshot is own else -1
         clock = max(shared.samples, *(samples for numbers, samples, _ in all_ranks if numbers))
-        self.losses = Losses(*max(known for _, _, known in all_ranks))  # a new rank knows of none
+        self.losses = Losses(*max(known for _, _, known in all_ranks))  # a rank that joins has none
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
-        self._kept, self.has_joined = shared.companion, own is None
+        self._session_state, self.has_joined = shared.session_state, own is None
         self._is_final = shared.final
-        self._taken = 1 + max(max(numbers) for numbers in known)  # some may still hold that one
-        self._take_snapshot(shared.final, self._kept)
+        self._taken = 1 + max(max(numbers) for numbers in known)  # a rank may still hold that one
+        self._take_snapshot(shared.final, self._session_state)
         self._print(clock - shared.samples, shared.values_lost)
 
     def report(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""How a learner with parameter servers goes on where ranks have died.
+"""Server failover: after rank failures, training with parameter servers continues without rollback.
 
-Nobody goes back: who trains keeps what it has, and goes on where it stands in the data, dealt out
-among those that are left. What servers hold is put together again, and placed anew over those that
-are left (`parameter_server.holdings`). A push that was under way is made again where it has not
-arrived. Ranks that join serve; where no server is left, all that train serve a part beside it.
+Each worker keeps its state, and continues from its position in the data, dealt out among the
+remaining workers. The servers' shards are reassembled, and placed anew on the remaining servers
+(`parameter_server.shards`). A pending push is repeated for values that have not arrived. Ranks that
+join become servers; if no server is left, each worker also serves a part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...algorithms.asynchronous import DataParallelASGD
 from ...algorithms.asynchronous_state import DataParallelASGDState
 from ...communication import RanksChanged, retry
 from ...communication.stderr import write_stderr
-from ...errors import RanksLost, SharedLoss, WaitedInVain
+from ...errors import PeerFailure, RanksLost, SharedPeerFailure
 from ...kernels import array_module, on_host
 from ...optimizers import LocalStep
 from ...parameter_server import Assembled, Shard, WorkerProgress, assemble
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class ServedLearner(Recoverable, Protocol):
-    """The part of a `Learner` with parameter servers that a failover works on."""
+    """The interface of a `Learner` with parameter servers for a failover."""
 
     group: ServerGroup
     algorithm: DataParallelASGD
@@ -54,7 +54,7 @@ class ServedLearner(Recoverable, Protocol):
 
 
 class ServerFailover(Reconfiguring):
-    """Lets each worker of parameter servers continue where it is.
+    """Lets each worker of parameter servers continue from its present state.
 
     Args:
         learner: on ranks of a fault-tolerant communicator.
@@ -62,53 +62,55 @@ class ServerFailover(Reconfiguring):
     Attributes:
         losses: so far.
 
-    Memory: what was pulled once more, and with error feedback two copies of the residual. Cost:
-    these copies for each push.
+    Memory: another copy of the pulled model, and with error feedback two copies of the residual.
+    Cost: these copies for each push.
     """
 
     def __init__(self, learner: ServedLearner) -> None:
         super().__init__(learner)
         self._learner: ServedLearner
-        self._served = -1  # the generation of servers that this rank has taken part in
-        self._workers: tuple[int, ...] = ()  # of it, by their ranks in the world, for good
+        self._served = -1  # latest generation of servers with this rank
+        self._workers: tuple[int, ...] = ()  # of that generation, by original world rank
         self._shards: list[Shard] = []  # the newest last
-        self._model: Any = None  # [n], this rank's, while ranks form anew
-        self._completed, self._began, self._lead, self._total = False, True, 0, 0
-        self._calls = 0  # calls of `_again` that have come to an end on this worker
-        self._most_calls = 0  # the same, on any worker
-        self._within = False  # this rank is within a call that all begin anew
-        self._before: Any = None  # the algorithm's state and the bytes sent, as ranks failed
+        self._model: Any = None  # [n], this rank's model during a recovery
+        self._completed, self._began, self._leader, self._total = False, True, 0, 0
+        self._calls = 0  # calls of `_retry` completed on this worker
+        self._most_calls = 0  # the most calls completed on any worker
+        self._in_retry = False  # True within a call that all workers rerun
+        self._before: Any = None  # algorithm state and bytes sent, before the failure
         self.losses = ServedLosses()
 
     def begin(self) -> None:
         self._generation = self._learner.world.generation
-        if self._generation:  # the others have trained already
-            if not self._learner.serves:  # its client has not asked any servers
+        if self._generation:  # this rank joins a job that has trained already
+            if not self._learner.serves:  # a new worker's client knows no servers
                 self._served = -1
             self._rejoin()
             self._resume()
         else:
-            self._hold()
+            self._record_shard()
         self._learner.state.set_recovery(self._recover_in_request)
 
     # Verbs.
 
     def collective(self, function: Callable[[], Result]) -> Result:
-        """Call a function that takes no step; again after a failure, when all workers are through.
+        """Run a function without steps, and rerun it after a failure, until all workers have
+        completed it.
 
-        A call within another one is a part of that, which all workers begin anew.
+        A nested call runs once, as a part of the outer call: after a failure the outer call is
+        rerun.
         """
-        if self._within:
+        if self._in_retry:
             return function()
 
-        def within() -> Result:
-            self._within = True
+        def marked() -> Result:
+            self._in_retry = True
             try:
                 return function()
             finally:
-                self._within = False
+                self._in_retry = False
 
-        return self._again(within, meets=True)
+        return self._retry(marked, meets=True)
 
     def commit_after(self, function: Callable[[], Result]) -> Result:
         return self.collective(function)
@@ -118,10 +120,10 @@ class ServerFailover(Reconfiguring):
         return True
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """Call a function that trains; again after a failure that was not in a step.
+        """Run a function that trains, and rerun it after every rank failure outside of steps.
 
         Raises:
-            WaitedInVain: the function is a session: its workers are at different places of it.
+            PeerFailure: in a session, because its workers are at different points.
         """
 
         def called() -> Result:
@@ -134,22 +136,22 @@ class ServerFailover(Reconfiguring):
                 self._require_recoverable(error)
                 if not self.in_session:
                     raise
-                raise WaitedInVain(
+                raise PeerFailure(
                     "a rank has died in a collective of the program's own within a session with "
                     "servers: call it by learner.between_steps, or start again from a checkpoint "
                     "(parallel-sgd run --restarts)"
                 ) from error
 
-        return self._again(called, meets=False)
+        return self._retry(called, meets=False)
 
-    def _again(self, function: Callable[[], Result], *, meets: bool) -> Result:
-        """Call a function; again after each failure.
+    def _retry(self, function: Callable[[], Result], *, meets: bool) -> Result:
+        """Run a function, and rerun it after every rank failure.
 
         Args:
-            meets: the workers meet after it (outside of a session always).
+            meets: the workers meet afterwards (outside of a session always).
 
-        Some workers may have passed the meeting when ranks fail, and others not. These hear so
-        as they recover, and do not call the function again. Collective.
+        A failure may occur while only some workers have passed the meeting. The remaining workers
+        learn this during recovery, and do not rerun the function. Collective.
         """
         results: list[Result] = []
 
@@ -158,7 +160,7 @@ class ServerFailover(Reconfiguring):
                 results.clear()
                 results.append(function())
                 if (meets or not self.in_session) and not self._learner.serves:
-                    self._meet()  # a worker that passes knows that all are here
+                    self._meet()  # a worker past this point knows that all are here
                 self._calls += 1
             else:
                 self._calls = self._most_calls
@@ -167,30 +169,30 @@ class ServerFailover(Reconfiguring):
         return retry(self._learner.world, attempt, self.recover)
 
     def _meet(self) -> None:
-        if self._completed:  # servers have ended
+        if self._completed:  # the servers have ended
             self._learner.comm.barrier()
         else:
             self._learner.meet_once()
 
     def _recover_in_request(self) -> None:
-        """Recover from a failure in a request for rows, so that it can be made again.
+        """Recover from a rank failure in a request for rows, so that the request can be repeated.
 
         Raises:
-            RanksLost: it is a part of what all workers begin anew.
+            RanksLost: the request is part of a function that all workers rerun.
         """
-        if self._within:
+        if self._in_retry:
             raise RanksLost("a rank has died in a request for rows")
         self.recover()
 
     def step(self, take: Callable[[int], object], samples: int) -> bool:
-        """Take a step; False if ranks failed in it before it began to train."""
+        """Take a step. Return False if ranks have failed in the step before any training."""
         learner = self._learner
         before = learner.samples
         try:
             if learner.world.generation != self._generation:
                 raise RanksLost("the ranks have changed")
             total, self._total = self._total, 0
-            if total and not learner.is_fed:  # others are in this step already, and need its push
+            if total and not learner.is_fed:  # other workers need its push
                 learner.announce(samples, total)
             take(samples)
             learner.world.fruitless = 0
@@ -202,7 +204,7 @@ class ServerFailover(Reconfiguring):
             if minibatch is not None:
                 learner.last_samples = minibatch.total
                 return True
-            if learner.samples > before:  # of the warm start: a worker at least has taken it
+            if learner.samples > before:  # in the warm start: a worker has taken this step
                 learner.last_samples = learner.samples - before
                 return True
             return bool(self._total) and not learner.is_fed and self.step(take, samples)
@@ -214,11 +216,11 @@ class ServerFailover(Reconfiguring):
             if not self._completed:
                 complete()
                 self._completed = True
-            world.barrier()  # a rank that passes knows that all hold the model
+            world.barrier()  # a rank past this point knows that all hold the model
 
         try:
             retry(world, attempt, lambda: self.recover(allow_join=self._learner.serves))
-        except SharedLoss:  # no worker remains
+        except SharedPeerFailure:  # no worker is left
             if not self._completed:
                 raise
 
@@ -240,7 +242,7 @@ class ServerFailover(Reconfiguring):
         state.rebind(learner.state)
         state.set_recovery(self._recover_in_request)
         learner.state = learner.runner.state = state
-        learner.bytes_sent = sent  # which the state knows, and the learner knew, too
+        learner.bytes_sent = sent  # counted by the state as well as by the learner
         self._rejoin()
         self._resume()
 
@@ -290,17 +292,18 @@ class ServerFailover(Reconfiguring):
         )
 
     def _rejoin(self) -> None:
-        """Servers go on from what all ranks hold. Collective."""
+        """Reassemble the model from all ranks' parts, and restart the servers with it.
+        Collective."""
         learner, world = self._learner, self._learner.world
-        everybody: list[RecoveryStatus] = world.allgather_object(self._status())
-        self.losses = largest([told.losses for told in everybody if told.losses] or [self.losses])
-        self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
-        if any(told.completed for told in everybody):
-            self._take_final(everybody)
+        statuses: list[RecoveryStatus] = world.allgather_object(self._status())
+        self.losses = largest([s.losses for s in statuses if s.losses] or [self.losses])
+        self._most_calls = max(statuses[rank].calls for rank in learner.group.workers)
+        if any(status.completed for status in statuses):
+            self._take_final(statuses)
             return
         x, state = learner.parameters.flat, learner.state
         own = self._own_model() if self._model is None else self._model
-        pulled = [told.pulled for told in everybody]
+        pulled = [status.pulled for status in statuses]
         knows = pulled[world.rank] is not None
         latest = state.pulled if knows else x
         copy = own if latest is x else on_host(latest)
@@ -319,24 +322,24 @@ class ServerFailover(Reconfiguring):
         own = own if knows else whole.vectors[0]
         x[...] = array_module(x).asarray(own)
         if not learner.serves:
-            self._go_on(whole, workers)
+            self._resume_client(whole, workers)
         if not begins:
-            self._count(whole, min((told.workers for told in everybody if told.workers), key=len))
-        self._hold()
-        world.barrier()  # whoever comes through it knows that all hold it
+            self._count_losses(whole, min((s.workers for s in statuses if s.workers), key=len))
+        self._record_shard()
+        world.barrier()  # a rank past this point knows that all have recorded theirs
         self._shards, self._model = self._shards[-1:], None
-        here = [told.total for told in everybody if told.samples - told.total == learner.samples]
+        here = [s.total for s in statuses if s.samples - s.total == learner.samples]
         self._total = 0 if learner.algorithm.asynchronous else max(here, default=0)
-        self._began = all(told.began for told in everybody)
-        self._lead = max(
-            range(len(workers)), key=lambda k: everybody[learner.group.workers[k]].samples
+        self._began = all(status.began for status in statuses)
+        self._leader = max(
+            range(len(workers)), key=lambda k: statuses[learner.group.workers[k]].samples
         )
         learner.state_replaced(Cause.RECOVERED)
         if not begins:
-            self._tell(whole)
+            self._print(whole)
 
-    def _go_on(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
-        """This worker's client goes on with the servers as they are now."""
+    def _resume_client(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
+        """Set this worker's client to the versions and clocks of the new servers."""
         learner, state = self._learner, self._learner.state
         pulled, client = workers[learner.comm.rank], state.client
         pending = client.pending_push
@@ -352,10 +355,11 @@ class ServerFailover(Reconfiguring):
     def _arrived(
         self, whole: Assembled, workers: list[WorkerProgress], own: WorkerProgress, clock: int
     ) -> npt.NDArray[np.bool_]:
-        """[n], what servers that are left have of this worker's push, by its clock."""
+        """Return a mask [n]: values of this worker's push, given by its clock, present on the
+        remaining servers."""
         arrived = np.zeros(whole.missing.size, bool)
         if not self._learner.algorithm.asynchronous and clock <= max(w.clock for w in workers):
-            arrived[:] = True  # another has had the answer: the round is in what it has pulled
+            arrived[:] = True  # a worker has the answer: its pulled model includes the round
             return arrived
         for facts in whole.held:
             if facts.generation == own.generation and facts.clocks.get(own.rank, -1) >= clock:
@@ -364,37 +368,38 @@ class ServerFailover(Reconfiguring):
         return arrived & ~whole.missing
 
     def _resume(self) -> None:
-        """Complete what this worker was in the midst of. Collective over the workers."""
+        """Complete this worker's interrupted work. Collective over the workers."""
         learner = self._learner
         if learner.serves or self._completed:
             return
         state, work = learner.state, learner.runner.work
-        if not self._began:  # all have come as far, but perhaps for the last step
+        if not self._began:  # the workers differ by the last step at most
             step, comm = learner.local_step.state, learner.comm
             for array in (learner.parameters.flat, *step.buffers.values()):
-                comm.broadcast(array, self._lead)
-            step.steps, step.samples = comm.allgather_object((step.steps, step.samples))[self._lead]
+                comm.broadcast(array, self._leader)
+            counts = comm.allgather_object((step.steps, step.samples))
+            step.steps, step.samples = counts[self._leader]
             if not state.in_warm_start:
                 state.start_servers()
         learner.algorithm.resume(state, work)
 
-    def _take_final(self, everybody: list[RecoveryStatus]) -> None:
-        """Some have completed the model: it is everybody's. Collective."""
+    def _take_final(self, statuses: list[RecoveryStatus]) -> None:
+        """Broadcast the final model from a rank that has completed it. Collective."""
         learner, world = self._learner, self._learner.world
-        root = next(rank for rank, told in enumerate(everybody) if told.completed)
+        root = next(rank for rank, status in enumerate(statuses) if status.completed)
         x, state = learner.parameters.flat, learner.state
         final = self._own_model() if self._model is None else self._model
         world.broadcast(final, root)
         x[...] = array_module(x).asarray(final)
         if not self._completed:
-            tables = (told.statistics for told in everybody if told.completed)
+            tables = (status.statistics for status in statuses if status.completed)
             table = next(filter(None, tables), None)
             state.end_without_servers(table and [unpacked_statistics(its) for its in table])
         state.connection.end_without_servers()
         self._completed, self._model = True, None
 
-    def _hold(self) -> None:
-        """Know what this rank serves from here on."""
+    def _record_shard(self) -> None:
+        """Record the part of the model served by this rank from now on."""
         learner, world = self._learner, self._learner.world
         connection, group = learner.state.connection, learner.group
         ranks = world.world_ranks
@@ -415,20 +420,22 @@ class ServerFailover(Reconfiguring):
             )
 
     def _require_rows(self, whole: Assembled) -> None:
-        """See that no rows of tables are lost, and none have to move. Local, the same on all."""
+        """Refuse to continue if rows of tables are lost, or would have to move. Local, the same on
+        all ranks."""
         learner = self._learner
         if not learner.algorithm.tables:
             return
         servers = len(learner.group.servers)
         had = Counter((facts.generation, facts.servers) for facts in whole.held)
         if not any(count == of == servers for (_, of), count in had.items()):
-            raise SharedLoss(
+            raise SharedPeerFailure(
                 "a server has died, and with it its rows of the tables: run with checkpoints and "
                 "`parallel-sgd run --restarts`, which goes on from the newest one"
             )
 
     def _tables(self) -> Any:
-        """What this rank's server holds of the tables; None where there is none before."""
+        """Return this rank's served tables, renumbered for the present workers; None on a new
+        server."""
         if not self._shards:
             return None
         ranks, held = self._learner.world.world_ranks, self._shards[-1]
@@ -439,7 +446,7 @@ class ServerFailover(Reconfiguring):
         held.pushers = tuple(now)
         return held.tables
 
-    def _count(self, whole: Assembled, workers: list[int]) -> None:
+    def _count_losses(self, whole: Assembled, workers: list[int]) -> None:
         learner, losses = self._learner, self.losses
         dead = set(workers) - set(learner.world.world_ranks)
         size = learner.parameters.flat.size
@@ -447,7 +454,7 @@ class ServerFailover(Reconfiguring):
         losses.model += whole.lost
         losses.optimizer += whole.lost * learner.state.buffers
 
-    def _tell(self, whole: Assembled) -> None:
+    def _print(self, whole: Assembled) -> None:
         learner, world = self._learner, self._learner.world
         if world.rank == 0:
             lost, group = ", ".join(map(str, world.failed_ranks)) or "none", learner.group

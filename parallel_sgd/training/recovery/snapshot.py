@@ -1,8 +1,8 @@
-"""A learner's state at an earlier time, in memory, and its restoration on the present ranks.
+"""Snapshots of a learner's state in memory, also restored on changed ranks.
 
-A snapshot of other ranks is restored by the reshard rules of `parallel_sgd.state`: a rank keeps its
-part of a sum, stripes are cut anew, and values that no rank holds any more are zero. A rank without
-a snapshot gets the state of the others, and zeros in place of a failed rank's part of sums.
+A snapshot is restored by the reshard rules of `parallel_sgd.state`: each rank keeps its own part of
+a sum, stripes are cut anew, and values lost with failed ranks become zero. A rank without a
+snapshot receives the state of the remaining ranks, with zeros for a failed rank's parts of sums.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ZERO_WHERE_MISSING = ("sum", "share")
 
 @dataclass
 class Snapshot:
-    """All of a learner that a checkpoint holds, in memory.
+    """A learner's state in memory, with the same contents as a checkpoint.
 
     Attributes:
-        generation: of the ranks; -1: nothing was taken.
-        samples: of all ranks, at that time.
-        tree, arrays: the state, as `state_tree.flatten` gives them.
-        rank: this rank's number then.
-        sizes: of all ranks' stripes then; empty where ranks cannot change.
-        number: of commits before it; -1: none. (For `Rollback`, as the next two.)
-        final: the model is the final one.
-        companion: kept with the state.
+        generation: of the ranks; -1 if empty.
+        samples: of all ranks, at the time of the snapshot.
+        tree, arrays: the state, as returned by `state_tree.flatten`.
+        rank: this rank's number at that time.
+        sizes: of all ranks' stripes at that time; empty if ranks cannot change.
+        number: count of earlier commits; -1 without. (Used by `Rollback`, as are the next two.)
+        final: True if the model was final.
+        session_state: stored along with the state.
 
-    Memory: the state. The room of its arrays is used again by the next `take`.
+    Memory: the state. The next `take` reuses the memory of the arrays.
     """
 
     generation: int = -1
@@ -47,32 +47,33 @@ class Snapshot:
     sizes: list[dict[str, int]] = field(default_factory=list)
     number: int = -1
     final: bool = False
-    companion: Any = None
+    session_state: Any = None
     room: HostCopies = field(default_factory=HostCopies)
 
     @property
     def taken(self) -> bool:
-        """There is a state to restore. Local."""
+        """True if there is a state to restore. Local."""
         return self.generation >= 0
 
     def discard(self) -> None:
-        """Hold nothing to restore any more. Local."""
+        """Empty the snapshot. Local."""
         self.generation = -1
 
     def can_restore(self, learner: Stateful) -> bool:
-        """Return whether the present ranks can restore it. Local.
+        """Return True if the present ranks can restore the snapshot. Local.
 
-        With servers only the ranks that took it can: each server's part is lost with the server.
+        With servers, all ranks of the snapshot must still be present: each server's part is lost
+        with the server.
         """
         same = self.generation == learner.world.generation
         return self.taken and (same or learner.runner.algorithm.roles.together)
 
     def take(self, learner: Stateful) -> None:
-        """Keep the learner's state, between two steps; training is not affected.
+        """Store the learner's present state, between two steps; training is not affected.
 
-        Collective where servers hold a part of the state; else local. Cost: one pass over memory.
+        Collective if servers hold a part of the state; otherwise local. Cost: one pass over memory.
         """
-        self.generation = -1  # until it is whole
+        self.generation = -1  # until the snapshot is complete
         self.tree, live = flatten(capture(learner))
         self.arrays = self.room.of(live)
         self.samples, self.rank = learner.samples, learner.comm.rank
@@ -80,12 +81,12 @@ class Snapshot:
         self.generation = learner.world.generation
 
     def restore(self, learner: Stateful) -> None:
-        """Make the learner what it was, its place in the data included.
+        """Restore the learner's state, including its position in the data.
 
-        Collective where ranks can change or servers hold a part of the state; else local.
+        Collective if ranks can change or servers hold a part of the state; otherwise local.
         """
         same = self.generation == learner.world.generation
-        if same or not learner.stripe_sizes:  # servers redistribute their parts themselves
+        if same or not learner.stripe_sizes:  # servers redistribute their own parts
             assert self.taken, "nothing was taken"
             restore(learner, unflatten(self.tree, self.arrays))
         else:
@@ -94,14 +95,14 @@ class Snapshot:
 
 
 class SharedSnapshot:
-    """A snapshot that some ranks hold, for all present ranks.
+    """A snapshot held by some ranks, for restoring on all present ranks.
 
     Args:
-        learner: on the present ranks; its state is that of a beginning.
-        own: the snapshot, on a rank that holds it; at least one rank does.
+        learner: on the present ranks, in its initial state.
+        own: this rank's snapshot, or None. At least one rank has a snapshot.
 
     Attributes:
-        samples, final, companion: of the snapshot.
+        samples, final, session_state: of the snapshot.
         values_lost: of stripes and sums.
 
     Creation is collective.
@@ -110,7 +111,7 @@ class SharedSnapshot:
     def __init__(self, learner: Stateful, own: Snapshot | None) -> None:
         comm = self._comm = learner.comm
         self._own = own
-        learner.wait()  # dictionaries of a rank without a snapshot may lack what they will have
+        learner.wait()  # dictionaries of a rank without a snapshot may lack entries until then
         self._rules = {
             where: rule
             for name, state in learner.states.items()
@@ -122,15 +123,15 @@ class SharedSnapshot:
         facts = None
         if own is not None and comm.rank == self._root:
             kinds = {name: (a.shape, a.dtype.str) for name, a in own.arrays.items()}
-            facts = own.tree, kinds, own.sizes, own.samples, own.final, own.companion
+            facts = own.tree, kinds, own.sizes, own.samples, own.final, own.session_state
         root = comm.allgather_object(facts)[self._root]
-        self._tree, self._kinds, self._sizes, self.samples, self.final, self.companion = root
+        self._tree, self._kinds, self._sizes, self.samples, self.final, self.session_state = root
         if own is not None:
-            self._tree, self.companion = own.tree, own.companion
+            self._tree, self.session_state = own.tree, own.session_state
         self.values_lost = self._lost()
 
     def _lost(self) -> int:
-        """Count the values of sums and stripes that failed ranks held."""
+        """Count the values in the failed ranks' stripes and parts of sums."""
         failed = set(range(len(self._sizes))) - set(self._places)
         stripes = sum(sum(self._sizes[place].values()) for place in failed)
         sums = sum(
@@ -141,7 +142,7 @@ class SharedSnapshot:
         return stripes + sums * len(failed)
 
     def restore(self, learner: Stateful) -> None:
-        """Make the learner what it was, on the present ranks. Collective."""
+        """Restore the learner's state on the present ranks. Collective."""
         restore(learner, self._whole_tree(learner.stripe_sizes))
         learner.runner.algorithm.reconfigured(learner.runner.state, learner.runner.work)
 
@@ -155,21 +156,21 @@ class SharedSnapshot:
         shape, dtype = self._kinds[name]
         if self._rules.get(name) == "stripe":
             return self._stripe(name, np.dtype(dtype), sizes)
-        own = self._own.arrays.get(name) if self._own else None  # an optimizer may have begun later
+        own = self._own.arrays.get(name) if self._own else None  # None: added later
         if self._rules.get(name) in ZERO_WHERE_MISSING:
             return np.zeros(shape, dtype) if own is None else own
         if self._rules.get(name) == "drop":
             return own
         if not self._all_hold:
-            told = np.empty(shape, dtype)
+            values = np.empty(shape, dtype)
             if own is not None and self._comm.rank == self._root:
-                told[...] = own
-            self._comm.broadcast(told.reshape(-1), self._root)
-            own = told if own is None else own
+                values[...] = own
+            self._comm.broadcast(values.reshape(-1), self._root)
+            own = values if own is None else own
         return own
 
     def _stripe(self, name: str, dtype: Any, sizes: Sequence[Mapping[str, int]]) -> HostArray:
-        """Return this rank's part of a vector; zeros where no rank has it any more."""
+        """Return this rank's part of a vector; lost values are zero."""
         before = [sizes_then.get(name, 0) for sizes_then in self._sizes]
         begins = [0, *accumulate(before)]
         counts = [0 if place is None else before[place] for place in self._places]
@@ -186,7 +187,7 @@ class SharedSnapshot:
         return whole[begin : begin + now[self._comm.rank]]
 
     def _without_shares(self, value: Any, where: str) -> Any:
-        """Return another rank's tree without its own part of what ranks hold together."""
+        """Return another rank's tree, with 0 for "share" values and None for "drop" values."""
         if isinstance(value, dict):
             return {
                 name: self._without_shares(entry, f"{where}.{name}")

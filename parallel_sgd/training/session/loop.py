@@ -456,7 +456,7 @@ class TrainingRun:
         self.state = replace(kept, size=size, loss=0.0, count=0)
         end = learner.samples + samples
         try:
-            with learner.aside("search the minibatch size"):
+            with learner.outside_training("search the minibatch size"):
                 for batch in self.minibatches:
                     self._step(batch)
                     if learner.samples >= end:

@@ -19,7 +19,7 @@ from ...communication.job_environment import job_name, restarts
 from ...data import Standardization
 from ...data.standardization import STANDARDIZATION
 from ...errors import UserError
-from ...files import append_line, aside_of, content_of, reason, write_whole, writing
+from ...files import append_line, content_of, part_path, reason, write_whole, writing
 from ...kernels import array_module
 from ...parameters import Parameters
 from ...validation import BOTH, checked_path, choice, mapping, shown
@@ -153,8 +153,8 @@ class RunFolder:
         begun = {
             LOCK,
             CONFIG,
-            aside_of(self.path / CONFIG).name,
-            aside_of(self.path / OPTIONS).name,
+            part_path(self.path / CONFIG).name,
+            part_path(self.path / OPTIONS).name,
         }
         return any(path.name not in begun for path in self.path.iterdir())
 

@@ -1,5 +1,5 @@
-"""A checkpoint of K ranks, for another number of them, by the reshard rules of
-`parallel_sgd.state`."""
+"""Resharding: a checkpoint of K ranks, converted for a different number of ranks by the reshard
+rules of `parallel_sgd.state`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...errors import UserError
 from .state_tree import HostArray, Tree, is_state, state_fields
 from .stateful import Stateful
 
-Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
+Read = Callable[[int, str], StoredArray]  #: opens an array of an old rank, by name
 
-PIECE = 1 << 18  #: values that are accumulated at a time
+PIECE = 1 << 18  #: values accumulated at a time
 
 
 def stripe_sizes(learner: Stateful) -> dict[str, int]:
-    """How many values this rank's stripes have, by field. Local."""
+    """Return the number of values in each of this rank's stripes, by field. Local."""
     return {
         where: len(value)
         for where, rule, value in leaves(learner.state, "algorithm")
@@ -35,18 +35,18 @@ def reshard(
     sizes: Sequence[Mapping[str, int]],
     read: Read,
 ) -> Tree:
-    """The tree of a new rank, from those of all old ones.
+    """Return the state tree of a new rank, computed from the trees of all old ranks.
 
     Args:
-        learner: new; its fields have the rules, and nothing of it is changed.
+        learner: new; its fields have the rules. Not changed.
         saved: flattened trees of the old ranks.
-        weights: what the model of each old rank counts in a mean.
+        weights: the weight of each old rank's model in a mean.
         sizes: `stripe_sizes` of all new ranks.
-        read: finds an array.
+        read: opens a stored array.
     Returns:
         A tree for `state_tree.restore`.
     Raises:
-        UserError: a field does not say what it means on another number of ranks.
+        UserError: a field has no reshard rule, or its saved values do not fit the rule.
 
     Local. Cost: reads the model of every old rank; accumulates in float64, by pieces. Memory: the
     new tree, and some pieces.
@@ -124,7 +124,7 @@ class _Resharding:
         return resharded(saved, where) if rule == "stripe" else resharded(saved)
 
     def _require_one_shape(self, saved: list[Any], where: str) -> None:
-        """See that what is added up can be."""
+        """Check that the arrays to be added up have one shape."""
         arrays = {rank: value for rank, value in enumerate(saved) if value is not None}
         shapes = {
             rank: list(self.read(rank, value[0]).shape) if isinstance(value, list) else None
@@ -158,8 +158,8 @@ class _Resharding:
             weights += 1
         if not isinstance(saved[having[0]], list):
             values = [np.array(saved[rank], np.float64) for rank in having]
-            alike = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
-            return saved[having[0]] if alike else float(_weighted(values, weights))
+            equal = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
+            return saved[having[0]] if equal else float(_weighted(values, weights))
         arrays = [self.read(rank, saved[rank][0]) for rank in having]
         if any(array.shape != arrays[0].shape for array in arrays):
             shapes = sorted({str(list(array.shape)) for array in arrays})
@@ -177,8 +177,8 @@ class _Resharding:
         return out
 
     def _sum(self, saved: list[Any]) -> Any:
-        """That of old ranks rank, rank + size, ...; zeros where there are none, or they have
-        nothing."""
+        """Return the sum over the old ranks rank, rank + size, ...; zeros if these have no
+        values."""
         mine = [rank for rank in range(self.rank, len(saved), self.size) if saved[rank] is not None]
         some = next(rank for rank, value in enumerate(saved) if value is not None)
         if not isinstance(saved[some], list):
@@ -209,7 +209,7 @@ class _Resharding:
 
 
 def _weighted(values: Sequence[HostArray], weights: HostArray) -> HostArray:
-    """The weighted mean, in float64, summed in the order of the ranks."""
+    """Return the weighted mean, in float64, summed in the order of the ranks."""
     total = np.zeros(np.shape(values[0]))
     for value, weight in zip(values, weights, strict=True):
         if weight:
@@ -219,7 +219,8 @@ def _weighted(values: Sequence[HostArray], weights: HostArray) -> HostArray:
 
 
 def _pieces(array: HostArray) -> Iterator[tuple[int, int]]:
-    """Rows of the first axis, about `PIECE` values at a time; one piece of what has no axes."""
+    """Yield ranges of the first axis with about `PIECE` values each; a single range for an array
+    without axes."""
     rows = array.shape[0] if array.ndim else 1
     count = max(1, PIECE * rows // max(1, array.size))
     for begin in range(0, rows, count):
@@ -237,7 +238,8 @@ def _read(array: StoredArray, begin: int, end: int) -> HostArray:
 def leaves(
     value: Any, where: str, rule: str | None = None
 ) -> Iterator[tuple[str, str | None, Any]]:
-    """Every value of a state that is no state itself: its name, its reshard rule, it.
+    """Yield every leaf of a state: its name, its reshard rule, and its value. A nested state is no
+    leaf.
 
     Local.
     """

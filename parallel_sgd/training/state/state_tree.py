@@ -1,7 +1,7 @@
-"""All of a learner that a checkpoint holds, as plain values; and how they are put back.
+"""State trees: a learner's checkpointed state as plain values, captured and restored.
 
-A learner's state becomes a state tree: dictionaries by field name, with arrays, numbers, texts and
-None as leaves. What `parallel_sgd.state.workspace` marks is left out.
+A state tree consists of dictionaries by field name, with arrays, numbers, texts and None as leaves.
+Fields marked by `parallel_sgd.state.workspace` are not included.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def capture(learner: Stateful) -> Tree:
-    """The learner's state as a tree whose arrays are its own, not copies.
+    """Return the learner's state as a tree. Its arrays are the learner's own, not copies.
 
-    Waits for what runs in the background; training is not affected. Collective where servers hold
-    a part of it; else local.
+    Waits for background work; training is not affected. Collective if servers hold a part of the
+    state; otherwise local.
 
     Raises:
-        UserError: a state holds something else than `parallel_sgd.state` allows.
+        UserError: a state holds a value of a type not allowed by `parallel_sgd.state`.
     """
     for component in learner.components:
         component.collect() if isinstance(component, External) else component.wait()
@@ -42,11 +42,11 @@ def capture(learner: Stateful) -> Tree:
 
 
 def room_for(learner: Stateful, saved: Tree) -> Tree:
-    """The arrays that a tree's are to be put into: the learner's own where they are of the same
-    shape and dtype, so that views of them stay valid, or new ones. Local.
+    """Return the arrays to receive a tree's values: the learner's own arrays if shape and dtype are
+    equal, so that views stay valid; otherwise new arrays. Local.
 
     Raises:
-        MemoryError: there is none for new ones; nothing has changed.
+        MemoryError: not enough memory for new arrays; nothing has changed.
     """
     learner.wait()
     x = learner.parameters.flat
@@ -54,13 +54,13 @@ def room_for(learner: Stateful, saved: Tree) -> Tree:
 
 
 def restore(learner: Stateful, saved: Tree, room: Tree | None = None) -> None:
-    """Put a tree, whose arrays are NumPy's, back into a learner.
+    """Restore a learner's state from a tree of NumPy arrays.
 
     Args:
-        room: of `room_for`, where that was asked for before.
+        room: returned by `room_for` before, or None.
 
-    `fitting` has seen to it that nothing can go wrong on the way. Collective where servers hold
-    a part of it; else local.
+    The tree must have passed `checkpoint.compatibility`, so nothing can fail midway. Collective if
+    servers hold a part of the state; otherwise local.
     """
     room = room or room_for(learner, saved)
     for name, live in _live(learner).items():
@@ -69,8 +69,8 @@ def restore(learner: Stateful, saved: Tree, room: Tree | None = None) -> None:
         component.restored()
 
 
-def put_back(learner: Stateful, name: str, saved: Tree) -> None:
-    """Put one of a learner's states back, a component as a whole. Local."""
+def restore_state(learner: Stateful, name: str, saved: Tree) -> None:
+    """Restore one of a learner's states, a component as a whole. Local."""
     live = learner.states[name]
     learner.wait()
     _restored(live, saved, _room(live, saved, learner.parameters.flat))
@@ -82,7 +82,8 @@ def _live(learner: Stateful) -> dict[str, Any]:
 
 
 def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
-    """A tree with ``[name]`` in place of every array, as JSON can hold it; the arrays by name."""
+    """Return a tree with ``[name]`` in place of every array, in a form that JSON can hold, and the
+    arrays by name."""
     arrays: dict[str, Array] = {}
 
     def flat(value: Any, where: str) -> Any:
@@ -91,7 +92,7 @@ def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
         if isinstance(value, PLAIN):
             return value
         name = where[1:]
-        while name in arrays:  # only where names in dictionaries have dots
+        while name in arrays:  # only if names in dictionaries have dots
             name += "'"
         arrays[name] = value
         return [name]
@@ -100,20 +101,20 @@ def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
 
 
 def unflatten(tree: Any, arrays: Mapping[str, HostArray]) -> Any:
-    """The inverse of `flatten`."""
+    """Return the tree for the output of `flatten`: its inverse."""
     if isinstance(tree, dict):
         return {name: unflatten(subtree, arrays) for name, subtree in tree.items()}
     return arrays[tree[0]] if isinstance(tree, list) else tree
 
 
 class HostCopies:
-    """Copies of arrays in host memory, which the next copies use again where they fit."""
+    """Copies of arrays in host memory; later copies reuse the memory of equal shapes."""
 
     def __init__(self) -> None:
         self._copies: dict[str, HostArray] = {}
 
     def of(self, arrays: Mapping[str, Array]) -> dict[str, HostArray]:
-        """Copies, valid until the next call. Local. Cost: one pass over memory."""
+        """Return copies, valid until the next call. Local. Cost: one pass over memory."""
         copies = {}
         for name, array in arrays.items():
             copy = self._copies.get(name)
@@ -129,7 +130,7 @@ class HostCopies:
 
 
 def state_fields(state: Any) -> list[Field[Any]]:
-    """The fields of a dataclass that a checkpoint holds."""
+    """Return the fields of a dataclass to be checkpointed."""
     return [field for field in fields(state) if not field.metadata.get("workspace")]
 
 
@@ -160,7 +161,7 @@ def _capture(value: Any, where: str) -> Any:
 
 
 def _room(old: Any, saved: Any, like: Array) -> Any:
-    """Where the arrays of a saved tree go: those of the state, or new ones."""
+    """Return the arrays to receive a saved tree: the state's own, or new ones."""
     if isinstance(saved, dict):
         return {name: _room(_entry(old, name), entry, like) for name, entry in saved.items()}
     if not isinstance(saved, np.ndarray):
@@ -177,7 +178,7 @@ def _entry(old: Any, name: str) -> Any:
 
 
 def _restored(old: Any, saved: Any, room: Any) -> Any:
-    """What takes the place of `old`: itself, changed, where that is possible."""
+    """Return the value to replace `old`: `old` itself, changed in place, if possible."""
     if is_state(old) and saved is not None:
         for field in state_fields(old):
             name = field.name
@@ -194,5 +195,5 @@ def _restored(old: Any, saved: Any, room: Any) -> Any:
     if array_module(room) is np:
         room[...] = saved
     else:
-        room.set(np.asarray(saved, order="C"))  # of no dimension, too
+        room.set(np.asarray(saved, order="C"))  # also for arrays without axes
     return room

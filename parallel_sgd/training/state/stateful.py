@@ -1,4 +1,4 @@
-"""What of a learner those see who read its state, put it back, or redistribute it."""
+"""The learner's interface for code to capture, restore or reshard its state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..runner import AlgorithmRunner
 
 
 class Stateful(Protocol):
-    """See `Learner`, for all of these."""
+    """A subset of `Learner`; see there for all members."""
 
     @property
     def parameters(self) -> Parameters: ...
