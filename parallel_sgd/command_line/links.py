@@ -79,6 +79,7 @@ def measure_links(args: argparse.Namespace) -> dict[str, Any]:
     if ranks < 2:
         raise UserError(f"--hostfile {args.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
     run = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *hosts, "-m", __name__]
+    # bounded: that job's ranks have a timeout_s
     job = subprocess.run(
         run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
     )

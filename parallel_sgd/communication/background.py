@@ -107,6 +107,7 @@ class InBackground(Generic[Result]):
 
     def wait(self) -> None:
         """Wait for the function's end, without taking its result or exception."""
+        # bounded: for work of this rank, whose own waits are looked at here
         self._ended.wait()
 
     def result(self) -> Result:
@@ -165,6 +166,7 @@ os.register_at_fork(after_in_child=_clear_in_child)
 def _wait_for_all() -> None:
     """Wait for all tasks as Python exits: no thread may be in MPI during MPI_Finalize."""
     _ending.set()
+    # bounded: for work of this rank, whose own waits are looked at here
     while waited_for := [task for task in _running.copy() if task._stop is None]:
         for task in waited_for:  # a task may start another task
             task.wait()

@@ -171,6 +171,7 @@ class Endpoint(ABC):
         this rank sleeps between two calls, longer each time, up to a millisecond.
         """
         backoff = self.backoff()
+        # bounded: Conversation calls it in watched()
         while (result := ready()) is None:
             backoff.pause()
         return result

@@ -220,6 +220,7 @@ def _wait_until(is_ready: IsReady | None, buckets: int, *, after: int = 0) -> No
     """Poll until the buckets from number `after` to `buckets` - 1 are ready."""
     if is_ready is not None:
         for number in range(after, buckets):
+            # bounded: for this rank's own backward
             while not is_ready(number):
                 time.sleep(POLL_S)
 

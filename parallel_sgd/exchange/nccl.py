@@ -77,6 +77,7 @@ class WithNccl(Transport):
         if self._alone:
             waiting = self._between.messages.backoff()
             for bucket in range(len(self.reductions)):
+                # bounded: for this rank's own backward
                 while not is_summed(bucket):  # this rank's own gradient is not ready
                     waiting.pause()
             return bytes_sent

@@ -67,6 +67,7 @@ class Pipelined(Transport):
         buckets = self._begin(scheduler, vector, residuals)
         computing, waiting = messages.backoff(computing=True), messages.backoff()
         for number, tasks in enumerate(buckets):
+            # bounded: for this rank's own backward; for others it is in watched()
             while is_ready is not None and not is_ready(number):  # this rank's gradient is late
                 # Shared step sizes are known only once the last bucket is ready.
                 if messages.progress() or (not self._steps_are_shared and scheduler.work()):
@@ -75,6 +76,7 @@ class Pipelined(Transport):
                     computing.pause()
             for task in tasks:
                 scheduler.count(task, VALUES)
+        # bounded: for this rank's own backward; for others it is in watched()
         while scheduler.left or messages.under_way:
             moved, worked = messages.progress(), scheduler.work()
             if moved or worked:

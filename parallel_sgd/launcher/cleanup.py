@@ -63,6 +63,7 @@ def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
     new, lock = folder / f"{LOCK}.new", -1
     try:
         lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # bounded: LOCK_NB
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not visible to any process yet
         os.write(lock, os.fsencode(socket.gethostname()))
         new.rename(folder / LOCK)
@@ -167,6 +168,7 @@ def _is_abandoned(lock: Path, descriptor: int, host: bytes) -> bool:
     with suppress(OSError):
         own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
         if own and os.read(descriptor, len(host) + 1) in (host, b""):
+            # bounded: LOCK_NB
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ended = not any(_environments(lock.parent))  # else more files may appear
             return _remove_mpi_files(lock.parent) and ended and _remove_session_in(lock.parent)

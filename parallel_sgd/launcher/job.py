@@ -144,6 +144,7 @@ def _wait_until_ended(
     forwarded = 0
     if supervisor is not None:
         supervisor.record_mpiexec(job.pid)
+    # bounded: the user's job, which --timeout-s, its ranks and the supervisor (reason_to_end) end
     while job.poll() is None:
         if signals.ending:
             _end_mpiexec(job, signals.ending[0])
@@ -205,6 +206,7 @@ def _end_mpiexec(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
             job.wait(_NEXT_SIGNAL_S[number])
             return
     job.kill()
+    # bounded: it has been sent SIGKILL
     job.wait()
     remove_session(job.pid)
 

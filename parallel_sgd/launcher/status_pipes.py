@@ -50,6 +50,7 @@ class RankReports:
         self.folder = folder
         self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # the file system has no locks
+            # bounded: LOCK_NB
             fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._by_rank_and_kind: dict[tuple[int, str], RankReport] = {}  # received by pipes
         self._errors: list[RankReport] = []  # received by pipes, since `take_errors`

@@ -175,6 +175,7 @@ class Supervisor:
         """
         process = self._pid(rank)
         until = time.monotonic() + _EXIT_TIMEOUT_S
+        # bounded: _EXIT_TIMEOUT_S
         while process and is_running(int(process)):
             if time.monotonic() > until:
                 self._with_other_program.add(rank)

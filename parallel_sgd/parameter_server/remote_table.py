@@ -317,6 +317,8 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
     path = from_text(folder)
     client.in_order(lambda: client.ask_all(Kind.WRITE_TABLES, path))
     texts = [""]
+    # bounded: servers answer, each in watched(); those that wait for the checkpoint do so in
+    # watched(), too
     while not all(texts):
         time.sleep(POLL_INTERVAL_S)
         answers = client.in_order(lambda: client.ask_all(Kind.ASK_WRITTEN))

@@ -108,6 +108,7 @@ class Server:
 
     def _serve(self) -> None:
         idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
+        # bounded: _check_workers, in every round
         while self._live - self._finished - self._informed and not self._is_over:
             if self._move():
                 idle.reset()
@@ -119,11 +120,13 @@ class Server:
             self._check_workers()
         if not self._is_over:
             self._answers.finish()
+        # bounded: for this rank's writing of a file
         self.tables.wait()
 
     def abandon(self) -> None:
         """Cancel all transfers, after a failure of ranks has ended `serve`."""
         self._endpoint.abandon()
+        # bounded: for this rank's writing of a file
         self.tables.wait()
 
     def _move(self) -> bool:

@@ -103,6 +103,7 @@ def finish_on_stream(tensor: torch.Tensor) -> None:
     Local.
     """
     if tensor.device.type == "cuda":
+        # bounded: this rank's GPU: the others wait, and end the job
         torch.cuda.current_stream(tensor.device).synchronize()
 
 

@@ -138,12 +138,14 @@ def _listening() -> Iterator[tuple[list[str], int, bytes]]:
         thread.start()
         yield _addresses(), server.getsockname()[1], token
         server.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        # bounded: a thread that the line before ends
         thread.join()
 
 
 def _answer(server: socket.socket, token: bytes) -> None:
     with contextlib.suppress(OSError):
         while True:
+            # bounded: shutdown ends it
             connection, _ = server.accept()
             with connection, contextlib.suppress(OSError):
                 connection.sendall(token)
@@ -155,6 +157,7 @@ def _probe(address: str, port: int, token: bytes) -> str | None:
         contextlib.suppress(OSError),
         socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S) as connection,
     ):
+        # bounded: the connection has a timeout
         received = connection.recv(len(token), socket.MSG_WAITALL)
         own: str = connection.getsockname()[0]
         return own if received == token else None  # None: another program listens there

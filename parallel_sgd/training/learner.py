@@ -364,6 +364,7 @@ class Learner(LearnerSetup):
                 issued before its source ended, and some ranks have (or cannot be asked).
         """
         self.require_own_model("finish")
+        # bounded: waits for work of this rank, whose own waits are bounded
         self._background_tasks.wait()  # background tasks may need the servers, and these end below
         self._check_background_tasks()
         try:

@@ -185,6 +185,7 @@ class LearnerSetup(ABC):
     def abandon(self) -> None:
         """Wait for the end of all background work, after a rank failure has made this work fail.
         Local."""
+        # bounded: waits for work of this rank, whose own waits are bounded
         self._background_tasks.wait()
         self.runner.abandon()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,114 +59,19 @@ OURS = {
     *("_thread", "flushing", "coming", "comm", "_world"),
 }
 
-#: Places that have no limit of their own, and what ends them.
-REASONS = {
-    "command_line/cluster/namespaces.py: remove: while": "it has a deadline in its body",
-    "command_line/cluster/namespaces.py: _run_quietly: run": "ip and tc talk to this kernel alone",
-    "command_line/doctor/command.py: _run_ranks: run": "that job is given --timeout-s",
-    "command_line/links.py: measure_links: run": "that job's ranks have a timeout_s",
-    "launcher/job.py: _wait_until_ended: while": "the user's job, which --timeout-s, its ranks "
-    "and the supervisor (reason_to_end) end",
-    "launcher/supervisor.py: Supervisor._has_other_program: while": "_EXIT_TIMEOUT_S",
-    "launcher/job.py: _end_mpiexec: wait": "it has been sent SIGKILL",
-    "launcher/cleanup.py: locked_folder: flock": "LOCK_NB",
-    "launcher/status_pipes.py: RankReports.__init__: flock": "LOCK_NB",
-    "launcher/cleanup.py: _is_abandoned: flock": "LOCK_NB",
-    "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
-    "waits are looked at here",
-    "communication/background.py: _wait_for_all: while": "likewise",
-    "communication/liveness/heartbeat.py: OwnHeartbeat.meet: Bcast": (
-        "in mpi_world's watched(Communicator.world())"
-    ),
-    "communication/liveness/heartbeat.py: OwnHeartbeat.meet: Barrier": "likewise",
-    "communication/liveness/finish.py: finish_protocol: Dup": "likewise",
-    "communication/liveness/finish.py: FinishProtocol.leave: while": ("FinishWait ends it"),
-    "communication/liveness/finish.py: _Finalizer.__del__: Finalize": "limit_finalize_time",
-    "communication/liveness/finish.py: FinishProtocol.leave: Waitall": (
-        "short messages, which need nobody"
-    ),
-    "communication/liveness/mail.py: received: Recv": "it is here, and short: it came whole",
-    "communication/endpoint.py: Endpoint.until: while": "Conversation calls it in watched()",
-    "communication/elastic/membership.py: Rendezvous.__init__: Dup": "in ulfm_world's watched()",
-    "communication/elastic/membership.py: Rendezvous._members: Allgather": (
-        "reconfigure calls it in _waits()"
-    ),
-    "communication/elastic/membership.py: Rendezvous._split: Split": (
-        "its callers are in _watched() or _waits()"
-    ),
-    "communication/elastic/membership.py: Rendezvous._report_finished: Send": (
-        "so short that it needs nobody"
-    ),
-    "communication/elastic/membership.py: Rendezvous._stand_by: while": (
-        "for as long as others train; PeriodicEviction ends those that are stopped"
-    ),
-    "communication/elastic/membership.py: Rendezvous._stand_by: Recv": ("it is here, and short"),
-    "communication/elastic/membership.py: _all_agree: Agree": ("reconfigure calls it in _waits()"),
-    "communication/elastic/simulated.py: SimulatedRendezvous.communicator: wait_for": (
-        "for threads whose own waits have timeout_s"
-    ),
-    "communication/elastic/simulated.py: simulate_recovery: join": "likewise",
-    "communication/mpi/communicator.py: begin: Init_thread": (
-        "in kill_if_longer_than, if it is launched"
-    ),
-    "communication/mpi/communicator.py: MpiCommunicator._send_pieces: Waitall": (
-        "its callers are in _waits()"
-    ),
-    "communication/mpi/communicator.py: MpiCommunicator._on_all_ranks: Barrier": (
-        "its callers are in _waits()"
-    ),
-    "communication/mpi/communicator.py: MpiCommunicator._host: synchronize": (
-        "this rank's GPU: the others wait, and end the job"
-    ),
-    "communication/mpi/communicator.py: MpiCommunicator._return: synchronize": "likewise",
-    "communication/mpi/staging.py: _wait_for: synchronize": "likewise",
-    "torch/arrays.py: finish_on_stream: synchronize": "likewise",
-    "torch/ddp/buckets.py: Job.wait: synchronize": "likewise",
-    "communication/mpi/staging.py: Staged._release: while": "as long as copies are done",
-    "communication/liveness/exit_notifier.py: ExitNotifier.stop: communicate": (
-        "it has been sent SIGKILL"
-    ),
-    "communication/mpi/endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",
-    "communication/mpi/endpoint.py: MpiEndpoint.close: Wait": "of a receive that was cancelled: "
-    "local",
-    "communication/mpi/endpoint.py: MpiTransfer.done: while": "as long as parts of it are done",
-    "communication/mpi/messages.py: MpiMessages.progress: while": "as long as the GPU is ready",
-    "communication/threads/communicator.py: simulate: join": (
-        "threads whose own waits have timeout_s"
-    ),
-    "communication/liveness/watchdog.py: Wait.__exit__: while": (
-        "a timer ends the process within seconds"
-    ),
-    "communication/liveness/watchdog.py: _watch: while": "the watchdog itself",
-    "exchange/collective.py: _wait_until: while": "for this rank's own backward",
-    "exchange/pipeline.py: Pipelined.sum: while": "likewise; for others it is in watched()",
-    "exchange/nccl.py: WithNccl.sum: while": "likewise",
-    "parameter_server/server.py: Server._serve: while": "_check_workers, in every round",
-    "parameter_server/server.py: Server._serve: wait": "for this rank's writing of a file",
-    "parameter_server/server.py: Server.abandon: wait": "likewise",
-    "parameter_server/remote_table.py: write_tables: while": "servers answer, each in watched(); "
-    "those that wait for the checkpoint do so in watched(), too",
-    "torch/ddp/state.py: HookState._begin: while": (
-        "for the thread in the background, whose waits are watched, or which has ended"
-    ),
-    "torch/ddp/state.py: HookState._sum_in_turn: get": (
-        "for this rank's own backward; stop() ends it"
-    ),
-    "torch/ddp/state.py: HookState._vector: wait": "see Job.wait",
-    "torch/process_group.py: _listening: join": "a thread that the line before ends",
-    "torch/process_group.py: _answer: accept": "shutdown ends it",
-    "torch/process_group.py: _probe: recv": "the connection has a timeout",
-    "training/learner.py: Learner.finish: wait": "see InBackground.wait",
-    "training/learner_setup.py: LearnerSetup.abandon: wait": "likewise",
-    "training/checkpoint/folder_lock.py: FolderLock._acquire: while": "has a deadline in its body",
-    "training/checkpoint/folder_lock.py: _is_locked: lockf": "LOCK_NB",
-}
+#: A comment that says why a call without a limit of its own ends, above its statement.
+BOUNDED = re.compile(r"\s*# bounded: \S+")
+COMMENT = re.compile(r"\s*#")
 
 
-def places(tree: ast.Module, *, mpi: bool) -> Iterator[tuple[str, ast.AST]]:
-    """What may block in a module and nothing in sight ends, with the name of its function."""
+def places(tree: ast.Module, *, mpi: bool) -> Iterator[tuple[str, ast.AST, ast.stmt]]:
+    """Yield what may block in a module and nothing in sight ends: the name of its function, the
+    call or loop, and its statement."""
 
-    def walk(node: ast.AST, function: str, ended: bool) -> Iterator[tuple[str, ast.AST]]:
+    def walk(
+        node: ast.AST, function: str, ended: bool, statement: ast.stmt | None
+    ) -> Iterator[tuple[str, ast.AST, ast.stmt]]:
+        statement = node if isinstance(node, ast.stmt) else statement
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             function, ended = f"{function}.{node.name}".lstrip("."), False
         if isinstance(node, ast.With):
@@ -173,13 +79,14 @@ def places(tree: ast.Module, *, mpi: bool) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(node, ast.While) and not ended:
             ended = bool(names(node.test) & CLOCKS)
             if not ended and names(node) & NOT_YET:
-                yield function, node
+                yield function, node, node
         if isinstance(node, ast.Call) and not ended and blocks(node, mpi=mpi) and not limited(node):
-            yield function, node
+            assert statement is not None
+            yield function, node, statement
         for child in ast.iter_child_nodes(node):
-            yield from walk(child, function, ended)
+            yield from walk(child, function, ended, statement)
 
-    return walk(tree, "", False)
+    return walk(tree, "", False, None)
 
 
 def names(node: ast.AST) -> set[str]:
@@ -227,27 +134,50 @@ def limited(call: ast.Call) -> bool:
     return len(call.args) >= place.get(word(call.func), 99)
 
 
-def found() -> dict[str, str]:
-    here = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = path.relative_to(PACKAGE)
-        if module.parts[0] == "kernels":
-            continue
-        mpi = module.parts[0] == "communication"
-        for function, node in places(ast.parse(path.read_text()), mpi=mpi):
+def comment_above(lines: Sequence[str], statement: ast.stmt) -> int | None:
+    """Return the line, from 0, of the comment that says why a statement ends, or None."""
+    line = statement.lineno - 2
+    while line >= 0 and COMMENT.match(lines[line]):
+        if BOUNDED.match(lines[line]):
+            return line
+        line -= 1
+    return None
+
+
+def looked_at(source: str, *, mpi: bool) -> tuple[list[str], list[int]]:
+    """Return places that may block without an end, and lines of comments about no such place."""
+    lines, unbounded = source.splitlines(), []
+    unused = {number for number, line in enumerate(lines) if BOUNDED.match(line)}
+    for function, node, statement in places(ast.parse(source), mpi=mpi):
+        comment = comment_above(lines, statement)
+        unused.discard(-1 if comment is None else comment)
+        if comment is None:
             what = word(node.func) if isinstance(node, ast.Call) else "while"
-            here[f"{module}: {function}: {what}"] = f"{path}:{node.lineno}"  # type: ignore[attr-defined]
-    return here
+            unbounded.append(f"line {statement.lineno}: {function}: {what}")
+    return unbounded, sorted(number + 1 for number in unused)
 
 
-def test_every_wait_has_an_end() -> None:
-    here = found()
-    new = {place: at for place, at in here.items() if place not in REASONS}
-    gone = REASONS.keys() - here.keys()
-    assert not new, "watch it, give it a limit, or say why it ends:\n" + "\n".join(
-        f"{place}  ({at})" for place, at in new.items()
+MODULES = sorted(
+    str(path.relative_to(PACKAGE))
+    for path in PACKAGE.rglob("*.py")
+    if path.relative_to(PACKAGE).parts[0] != "kernels"
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_wait_has_an_end(module: str) -> None:
+    unbounded, unused = looked_at(
+        (PACKAGE / module).read_text(), mpi=module.startswith("communication/")
     )
-    assert not gone
+    assert not unbounded, "watch it, give it a limit, or say why it ends (# bounded: why)"
+    assert not unused
+
+
+def test_a_reason_stands_above_its_wait() -> None:
+    wait = "def f():\n    # bounded: the thread has ended\n    x = [1, self.jobs.get()]\n"
+    assert looked_at(wait, mpi=False) == ([], [])
+    assert looked_at(wait.replace("    # b", "    pass\n    # not b"), mpi=False)[0]
+    assert looked_at("# bounded: why\nx = 1\n", mpi=False) == ([], [1])
 
 
 @pytest.mark.parametrize(

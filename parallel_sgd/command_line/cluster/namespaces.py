@@ -65,6 +65,7 @@ def remove(names: Iterable[str]) -> int:
     """
     names, ended = list(names), set[str]()
     deadline = time.monotonic() + _KILLED_S
+    # bounded: it has a deadline in its body
     while pids := {pid for name in names for pid in _output(["ip", "netns", "pids", name]).split()}:
         ended |= pids  # repeat: meanwhile these may have started new processes
         for pid in pids:
@@ -155,6 +156,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _run_quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # bounded: ip and tc talk to this kernel alone
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

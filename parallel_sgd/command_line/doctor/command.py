@@ -90,6 +90,7 @@ def _run_ranks(args: argparse.Namespace) -> dict[str, Any]:
         options += ["--interface", args.interface]
     options += ["--timeout-s", str(args.timeout_s), "-n", str(ranks or DEFAULT_RANKS)]
     run = [sys.executable, "-m", "parallel_sgd", "run", *options]
+    # bounded: that job is given --timeout-s
     job = subprocess.run(
         [*run, "-m", f"{__package__}.ranks"],
         stdin=subprocess.DEVNULL,

@@ -58,6 +58,7 @@ class Rendezvous:
     """
 
     def __init__(self, world: MPI.Intracomm, spares: int, watched: Watchdog) -> None:
+        # bounded: in ulfm_world's watched()
         self._comm, self._watched = world.Dup(), watched
         self._rank, self.wanted = world.rank, world.size - spares
         self.has_standby = spares > 0
@@ -127,6 +128,7 @@ class Rendezvous:
     def _members(self, comm: MPI.Intracomm, allow_join: bool) -> list[Member]:
         own = np.array([self._rank, self.role, self._place, allow_join], np.int64)
         gathered = np.empty((comm.size, own.size), np.int64)
+        # bounded: reconfigure calls it in _waits()
         comm.Allgather(own, gathered)
         members = [
             Member(rank, Role(role), place, bool(theirs))
@@ -140,7 +142,9 @@ class Rendezvous:
 
     def _split(self, comm: MPI.Intracomm, group: Membership) -> MPI.Intracomm:
         if self._rank not in group.ranks:
+            # bounded: its callers are in _watched() or _waits()
             return cast(MPI.Intracomm, comm.Split(MPI.UNDEFINED, 0))
+        # bounded: its callers are in _watched() or _waits()
         return cast(MPI.Intracomm, comm.Split(0, group.ranks.index(self._rank)))
 
     def leave(self) -> None:
@@ -157,6 +161,7 @@ class Rendezvous:
         for peer, rank in enumerate(self._known):
             if rank != self._rank:
                 try:
+                    # bounded: so short that it needs nobody
                     self._comm.Send(own, peer, _FINISHED)
                 except MPI.Exception as error:
                     if not is_rank_failure(error):
@@ -171,6 +176,7 @@ class Rendezvous:
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
         timeout_s = self._watched.timeout_s
         eviction = PeriodicEviction(timeout_s)
+        # bounded: for as long as others train; PeriodicEviction ends those that are stopped
         while not self._all_finished():
             backoff.pause()
             if killed := eviction.evict_when_due():
@@ -179,8 +185,10 @@ class Rendezvous:
                     f"{in_words(killed)}: killed, and the others go on"
                 )
             try:
+                # bounded: for as long as others train; PeriodicEviction ends those that are stopped
                 while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
                     sender = np.empty(1, np.int64)
+                    # bounded: it is here, and short
                     self._comm.Recv(sender, MPI.ANY_SOURCE, _FINISHED)
                     self._finished.add(int(sender[0]))
             except MPI.Exception as error:
@@ -210,6 +218,7 @@ class Rendezvous:
 def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
     """Return True if all remaining ranks are ready; the same result on all ranks."""
     try:
+        # bounded: reconfigure calls it in _waits()
         return bool(comm.Agree(int(ready)))
     except MPI.Exception as error:
         if not is_rank_failure(error):

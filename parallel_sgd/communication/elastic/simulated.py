@@ -47,6 +47,7 @@ class SimulatedRendezvous:
         if rank < self.wanted:
             return RecoveringThread(self, rank)
         with self._changed:
+            # bounded: for threads whose own waits have timeout_s
             self._changed.wait_for(
                 lambda: rank in self.new_membership.ranks or self._all_finished()
             )
@@ -183,6 +184,7 @@ def simulate_recovery(
     for thread in threads:
         thread.start()
     for thread in threads:
+        # bounded: for threads whose own waits have timeout_s
         thread.join()
     causes = [error for error in errors if not isinstance(error, RankFailed)] or errors
     if causes:

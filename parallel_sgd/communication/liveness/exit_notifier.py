@@ -40,4 +40,5 @@ class ExitNotifier:
     def stop(self) -> None:
         """Stop the notifier: from now on the exit of this process needs no report."""
         self._process.kill()
+        # bounded: it has been sent SIGKILL
         self._process.communicate()

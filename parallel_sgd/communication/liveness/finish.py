@@ -170,6 +170,7 @@ class FinishProtocol:
             if self._rank:
                 self._send(0, {self._rank: counts})
         backoff = Backoff(time.sleep, first_s=1e-4, growth=2, longest_s=_LONGEST_SLEEP_S)
+        # bounded: FinishWait ends it
         while not (len(self._finished) == self._size if self._rank == 0 else self._released):
             backoff.pause()
             self.check_messages()
@@ -177,6 +178,7 @@ class FinishProtocol:
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():
                 self._send(rank, None)
+            # bounded: short messages, which need nobody
             MPI.Request.Waitall([request for request, _ in self._sending])
             self._done = True
 
@@ -192,6 +194,7 @@ def finish_protocol(world: MPI.Intracomm) -> FinishProtocol:
     if _protocol is None:
         from mpi4py import MPI
 
+        # bounded: in mpi_world's watched(Communicator.world())
         _protocol = FinishProtocol(world.Dup())
         # For programs that call MPI.Finalize themselves: it deletes COMM_SELF's attributes first.
         _key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
@@ -260,4 +263,5 @@ class _Finalizer:
 
     def __del__(self) -> None:
         if self._this_process() == self._process and not self._mpi.Is_finalized():
+            # bounded: limit_finalize_time
             self._mpi.Finalize()

@@ -262,11 +262,13 @@ class OwnHeartbeat:
         self._met = True
         memory = Path("/dev/shm")
         folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        # bounded: in mpi_world's watched(Communicator.world())
         world.Bcast(token := bytearray(secrets.token_bytes(16)))
         path = folder / f"parallel_sgd-board-{token.hex()}"
         if self.heartbeat_table is None:
             with contextlib.suppress(OSError):  # no room: this rank has no heartbeat
                 self.join(make_heartbeat_table(path, world.size), world.rank)
+        # bounded: in mpi_world's watched(Communicator.world())
         world.Barrier()  # all ranks have opened the file
         path.unlink(missing_ok=True)
         self.note(time.monotonic(), 0.0, 0.0, "")

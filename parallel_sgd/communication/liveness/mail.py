@@ -30,6 +30,7 @@ def received(comm: MPI.Intracomm, tag: int) -> list[Any]:
     items, status = [], MPI.Status()
     while (message := comm.Improbe(tag=tag, status=status)) is not None:
         data = bytearray(status.Get_count(MPI.BYTE))
+        # bounded: it is here, and short: it came whole
         message.Recv(data)
         items.append(unpacked(data))
     return items

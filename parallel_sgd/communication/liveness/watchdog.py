@@ -274,6 +274,7 @@ class Wait:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _waits.discard(self)
+        # bounded: a timer ends the process within seconds
         while _ending:  # this rank has announced the job's end: do not continue meanwhile
             time.sleep(0.01)
         if error is not None and self.watchdog.fault_tolerant and is_rank_failure(error):
@@ -300,6 +301,7 @@ def _start() -> None:
 
 def _watch() -> None:
     checked = time.monotonic()
+    # bounded: the watchdog itself
     while True:
         time.sleep(CHECK_INTERVAL_S)
         waits, now = _waits.copy(), time.monotonic()  # set.copy is atomic between threads

@@ -73,6 +73,7 @@ def begin(timeout_s: float) -> Watchdog:
         raise_eager_limit()
         limit = kill_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
+            # bounded: in kill_if_longer_than, if it is launched
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
     require_whole(MPI.COMM_WORLD.size if matches else 1, vendor)
@@ -171,6 +172,7 @@ class MpiCommunicator(Communicator):
                 requests.append(self._comm.Irecv(piece, source, PIECES))
             for piece in pieces_of(sent[to], self.most_values):
                 requests.append(self._comm.Isend(piece, to, PIECES))
+        # bounded: its callers are in _waits()
         MPI.Request.Waitall(requests)
 
     def _allgather_bytes(self, data: bytes) -> list[bytes]:
@@ -207,6 +209,7 @@ class MpiCommunicator(Communicator):
         Open MPI crashes if a rank revokes a communicator still being made by any rank.
         """
         if self._watched.fault_tolerant:
+            # bounded: its callers are in _waits()
             self._comm.Barrier()
         return made
 
@@ -269,17 +272,20 @@ class MpiCommunicator(Communicator):
             return array
         stream = xp.cuda.get_current_stream()
         if self._cuda_aware:
+            # bounded: this rank's GPU: the others wait, and end the job
             stream.synchronize()
             return array
         host = pinned_like(array)
         if read:
             array.get(stream=stream, out=host)
+            # bounded: this rank's GPU: the others wait, and end the job
             stream.synchronize()
         return host
 
     def _return(self, host: Array, array: Array) -> None:
         if host is not array:
             array.set(host)
+            # bounded: this rank's GPU: the others wait, and end the job
             array_module(array).cuda.get_current_stream().synchronize()
 
 

@@ -76,6 +76,7 @@ class MpiEndpoint(Endpoint):
         arrived: list[tuple[int, Header]] = []
         status = MPI.Status()
         try:
+            # bounded: as long as messages are here
             while True:
                 place, completed = MPI.Request.Testany(self._requests, status)
                 if not completed or place == MPI.UNDEFINED:
@@ -143,6 +144,7 @@ class MpiEndpoint(Endpoint):
                 continue
             if peer in self._listening:
                 request.Cancel()
+                # bounded: of a receive that was cancelled: local
                 request.Wait()
             request.Free()
             self._requests[place] = MPI.REQUEST_NULL
@@ -216,6 +218,7 @@ class MpiTransfer:
 
     def done(self) -> bool:
         status = MPI.Status()
+        # bounded: as long as parts of it are done
         while self.rest:
             request, array = self.rest[-1]
             try:

@@ -82,6 +82,7 @@ class MpiMessages(Messages):
             self._waiting.append((event, begin))
 
     def progress(self) -> bool:
+        # bounded: as long as the GPU is ready
         while self._waiting and is_done(self._xp, self._waiting[0][0]):
             self._waiting.popleft()[1]()
         ended = MPI.Request.Testsome(self._requests) if self._requests else None

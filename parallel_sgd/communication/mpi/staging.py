@@ -173,6 +173,7 @@ class Staged(Staging):
 
     def _release(self) -> None:
         """Free pinned memory no longer read by any copy."""
+        # bounded: as long as copies are done
         while self._receiving and is_done(self._xp, self._receiving[0][0]):
             self._receiving.popleft()
 
@@ -193,4 +194,5 @@ def _place(array: Array) -> tuple[int, int, Any]:
 
 def _wait_for(receiving: deque[tuple[Event, HostArray]]) -> None:
     for event, _ in receiving:
+        # bounded: this rank's GPU: the others wait, and end the job
         event.synchronize()

@@ -357,6 +357,7 @@ def simulate(
         ) from None
     try:
         for thread in threads:
+            # bounded: threads whose own waits have timeout_s
             thread.join()
     except KeyboardInterrupt:
         world.abort()

@@ -63,6 +63,7 @@ class Job:
     def wait(self) -> None:
         """Wait until the buffer is filled."""
         if self.filled is not None:
+            # bounded: this rank's GPU: the others wait, and end the job
             self.filled.synchronize()
 
     def end(self, vector: Array) -> None:

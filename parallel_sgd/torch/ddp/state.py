@@ -200,6 +200,7 @@ class HookState:
         background = self._background
         self._jobs.put(job)
         if not known:  # backward must not disturb measurements
+            # bounded: for the thread in the background, whose waits are watched, or which has ended
             while not (job.done.wait(POLL_S) or background.done):
                 pass
         if job.last or background.done:
@@ -209,6 +210,7 @@ class HookState:
     def _sum_in_turn(self, jobs: SimpleQueue[Job | None]) -> None:
         """Sum all buckets of an iteration, in the background thread."""
         problem = None
+        # bounded: for this rank's own backward; stop() ends it
         while (job := jobs.get()) is not None:
             try:
                 vector = self._vector(job)
@@ -254,6 +256,7 @@ class HookState:
 
     def _vector(self, job: Job) -> Array:
         """Return the filled buffer of a bucket. Collective if the bucket is new."""
+        # bounded: see Job.wait
         job.wait()
         if not self._buckets.has(job.index, job.parameters):
             self._buckets.set_up(job.index, job.parameters, job.buffer, self.steps)

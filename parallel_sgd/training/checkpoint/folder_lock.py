@@ -159,6 +159,7 @@ class FolderLock:
     def _acquire(self, path: Path) -> int:
         """Lock the file and return its descriptor. Retries until `_FREED_S` have passed."""
         deadline = time.monotonic() + _FREED_S
+        # bounded: has a deadline in its body
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(path, flags, 0o666)
@@ -198,6 +199,7 @@ def _is_locked(descriptor: int) -> bool:
             lock = _WHOLE.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
         else:
+            # bounded: LOCK_NB
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
