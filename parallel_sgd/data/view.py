@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
+from weakref import ref
 
 from ..errors import UserError
 from ..validation import kind_of
@@ -132,3 +133,33 @@ def require_ranks(comm: Any) -> None:
         raise UserError(
             f"comm must be a Communicator, such as Communicator.world(): it is {kind_of(comm)}"
         )
+
+
+class Agreement:
+    """A comparison of arguments by all ranks of a learner, made just now.
+
+    Args:
+        learner: the learner, after the comparison.
+    """
+
+    def __init__(self, learner: LearnerView) -> None:
+        self._comm, self._samples = ref(learner.comm), learner.samples
+        self._when = _when(learner)
+
+    def holds(self, learner: LearnerView) -> bool:
+        """Return whether no rank has to compare again. The same on all ranks. Local.
+
+        Ranks that join have not compared. If ranks have failed, all others have compared if a step
+        was taken since: else the failure may have come in the midst of the comparison.
+        """
+        if self._comm() is not learner.comm:
+            return False
+        joined, generation = _when(learner)
+        if joined != self._when[0]:
+            return False
+        return generation == self._when[1] or learner.samples > self._samples
+
+
+def _when(learner: LearnerView) -> tuple[int, int]:
+    """Return when ranks have joined last, and the generation of ranks."""
+    return getattr(learner, "agreed_at", 0), getattr(learner.comm, "generation", 0)

@@ -16,7 +16,7 @@ from ..data.sources.minibatches import (
     size_after,
     size_summary,
 )
-from ..data.view import FeedView, RolledBack, require_learner
+from ..data.view import Agreement, FeedView, RolledBack, require_learner
 from ..errors import UserError
 from ..training.recovery.base import NoRecovery, Recovery
 from ..validation import checked_seed, choice, integer, kind_of
@@ -101,7 +101,8 @@ class MinibatchSampler(Sampler[list[int]]):
             problem = str(error)
         if getattr(learner, "serves", False):
             return
-        self._problem, self._agreed_generation = problem, -1
+        self._problem = problem
+        self._agreement: Agreement | None = None
         model = getattr(learner, "model_state", None)  # holds the generators' states in checkpoints
         self._seed = None if model is None else LoaderSeed(model.generators().values())
         if not self._recovery.ranks_may_change:
@@ -116,8 +117,7 @@ class MinibatchSampler(Sampler[list[int]]):
         ranks have joined.
         """
         comm = self.learner.comm
-        generation = getattr(self.learner, "agreed_at", 0)
-        if generation == self._agreed_generation:
+        if self._agreement is not None and self._agreement.holds(self.learner):
             return
         comm.raise_together(self._problem)
         facts = {
@@ -131,7 +131,7 @@ class MinibatchSampler(Sampler[list[int]]):
         if self._grouped is not None:
             facts[GROUPS_IN_USE] = self._grouped.open_groups
         comm.require_agreement(facts)
-        self._agreed_generation = generation
+        self._agreement = Agreement(self.learner)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the number of each unfinished epoch below `count`: make a pass over the DataLoader

@@ -15,7 +15,7 @@ from ...validation import LARGEST_INTEGER, checked_seed, choice, function, integ
 from ..dataset import Dataset
 from ..items import as_dataset
 from ..validation import Array, DType, float_dtype
-from ..view import FeedView, LearnerView, RolledBack, require_learner
+from ..view import Agreement, FeedView, LearnerView, RolledBack, require_learner
 
 MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
 """Samples of all ranks in a minibatch: a number, a mapping {samples seen: number}, or a function of
@@ -83,7 +83,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         if len(self.dataset) == 0 and not self._may_be_empty:
             raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
         # Threads that share a source each have a learner. Keys are ids: learners may be unhashable.
-        self._met: dict[int, tuple[ref[Any], tuple[ref[Any], int], Any]] = {}
+        self._met: dict[int, tuple[ref[Any], Agreement, Any]] = {}
 
     def minibatches(self, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield this rank's part of each minibatch, from the learner's clock to the last epoch.
@@ -215,11 +215,11 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
         known = self._gather_shared(learner)
-        self._met[id(learner)] = ref(learner), _ranks_of(learner), known
+        self._met[id(learner)] = ref(learner), Agreement(learner), known
 
     def _has_met(self, learner: LearnerView) -> bool:
         met = self._met.get(id(learner))
-        return bool(met and met[0]() is learner and met[1] == _ranks_of(learner))
+        return bool(met and met[0]() is learner and met[1].holds(learner))
 
     def _meet(self, learner: LearnerView) -> None:
         """Call `meet`, retried after failures of ranks if the learner is fault-tolerant.
@@ -307,8 +307,3 @@ def size_summary(size: MinibatchSize) -> int | str:
     if isinstance(size, int):
         return size
     return repr(size) if isinstance(size, Mapping) else f"by {type(size).__name__}"
-
-
-def _ranks_of(learner: LearnerView) -> tuple[ref[Any], int]:
-    """Return the ranks that compare arguments, and when ranks last joined these."""
-    return ref(learner.comm), getattr(learner, "agreed_at", 0)

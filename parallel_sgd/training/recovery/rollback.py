@@ -212,7 +212,7 @@ class Rollback(Reconfiguring):
         oldest = min(self._snapshots, key=lambda snapshot: snapshot.number)
         oldest.number = -1  # until the snapshot is complete
         oldest.take(self._learner)
-        oldest.final, oldest.session_state = final, session_state
+        oldest.final, oldest.session_state, oldest.lost = final, session_state, self.losses.values
         oldest.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
     # Recovery.
@@ -245,12 +245,12 @@ class Rollback(Reconfiguring):
         clock = max(shared.samples, *(samples for numbers, samples, _ in all_ranks if numbers))
         self.losses = Losses(*max(known for _, _, known in all_ranks))  # a rank that joins has none
         self.losses.samples += clock - shared.samples
-        self.losses.values += shared.values_lost
+        before, self.losses.values = self.losses.values, shared.values_lost
         self._session_state, self.has_joined = shared.session_state, own is None
         self._is_final = shared.final
-        self._taken = 1 + max(max(numbers) for numbers in known)  # a rank may still hold that one
+        self._taken = 1 + max(max(numbers) for numbers in known)  # some may still hold that one
         self._take_snapshot(shared.final, self._session_state)
-        self._print(clock - shared.samples, shared.values_lost)
+        self._print(clock - shared.samples, max(0, shared.values_lost - before))
 
     def report(self) -> dict[str, Any]:
         world = self._learner.world

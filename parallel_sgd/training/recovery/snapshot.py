@@ -32,9 +32,10 @@ class Snapshot:
         tree, arrays: the state, as returned by `state_tree.flatten`.
         rank: this rank's number at that time.
         sizes: of all ranks' stripes at that time; empty if ranks cannot change.
-        number: count of earlier commits; -1 without. (Used by `Rollback`, as are the next two.)
+        number: count of earlier commits; -1 without. (Used by `Rollback`, as are the next three.)
         final: True if the model was final.
         session_state: stored along with the state.
+        lost: count of the values of sums and stripes that were lost before.
 
     Memory: the state. The next `take` reuses the memory of the arrays.
     """
@@ -48,6 +49,7 @@ class Snapshot:
     number: int = -1
     final: bool = False
     session_state: Any = None
+    lost: int = 0
     room: HostCopies = field(default_factory=HostCopies)
 
     @property
@@ -103,7 +105,7 @@ class SharedSnapshot:
 
     Attributes:
         samples, final, session_state: of the snapshot.
-        values_lost: of stripes and sums.
+        values_lost: of stripes and sums, so far.
 
     Creation is collective.
     """
@@ -123,15 +125,19 @@ class SharedSnapshot:
         facts = None
         if own is not None and comm.rank == self._root:
             kinds = {name: (a.shape, a.dtype.str) for name, a in own.arrays.items()}
-            facts = own.tree, kinds, own.sizes, own.samples, own.final, own.session_state
+            state = own.samples, own.final, own.session_state, own.lost
+            facts = own.tree, kinds, own.sizes, *state
         root = comm.allgather_object(facts)[self._root]
-        self._tree, self._kinds, self._sizes, self.samples, self.final, self.session_state = root
+        self._tree, self._kinds, self._sizes, *state = root
+        self.samples, self.final, self.session_state, lost_before = state
         if own is not None:
             self._tree, self.session_state = own.tree, own.session_state
-        self.values_lost = self._lost()
+        self.values_lost = lost_before + self._lost()
 
     def _lost(self) -> int:
         """Count the values in the failed ranks' stripes and parts of sums."""
+        if self.samples == 0:  # before the first step all of them are zero
+            return 0
         failed = set(range(len(self._sizes))) - set(self._places)
         stripes = sum(sum(self._sizes[place].values()) for place in failed)
         sums = sum(
