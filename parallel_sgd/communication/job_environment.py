@@ -29,7 +29,7 @@ ROLE = "PARALLEL_SGD_ROLE"
 #: PaddlePaddle's variable for the same, and its values.
 PADDLE_ROLE, _PADDLE_ROLES = "TRAINING_ROLE", {"TRAINER": "worker", "PSERVER": "server"}
 
-#: Set by `parallel-sgd run` for the options of the same names: see `command_line.surroundings`.
+#: Set by `parallel-sgd run` for the options of the same names: see `launcher.options`.
 GPUS_PER_RANK, INTERFACE, LOG_DIR = (
     "PARALLEL_SGD_GPUS_PER_RANK",
     "PARALLEL_SGD_INTERFACE",

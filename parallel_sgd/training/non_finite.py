@@ -59,7 +59,7 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
     if not (own or algorithm.synchronizes_every_step):
         raise UserError(
             f"not_finite='skip': {type(algorithm).__name__} does not synchronize in every step, "
-            "and has no leave_out"
+            "and has no skip"
         )
 
 

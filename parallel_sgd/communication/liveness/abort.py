@@ -61,7 +61,7 @@ SCAFFOLD = {
     str(Path(__file__).parents[1] / "entry_point.py"),
     contextlib.__file__,
     "<frozen runpy>",
-    _COMMAND_LINE + "rank.py",
+    str(Path(_PACKAGE, "launcher", "rank.py")),
 }
 
 
