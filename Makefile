@@ -4,7 +4,7 @@
 #
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
-#   make lint    ruff and mypy
+#   make lint    ruff, mypy and codespell
 #   make docs    the documentation as a site, into build/docs: open build/docs/index.html
 #   make test-python PYTHON=python3.13   what needs one process, on another Python
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
@@ -55,6 +55,7 @@ lint: .venv/mpich/installed
 	.venv/mpich/bin/ruff check .
 	.venv/mpich/bin/ruff format --check .
 	.venv/mpich/bin/mypy
+	.venv/mpich/bin/codespell
 
 # What is wrong in a page, a link, an anchor, an equation or a docstring is an error, and so is a
 # public name that the pages of the API leave out.

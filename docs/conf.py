@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import parallel_sgd  # noqa: E402 - from this checkout
 
 project = "parallel_sgd"
-author = "the authors of parallel_sgd"
+author = "the parallel_sgd developers"
 release = version = parallel_sgd.__version__
 
 extensions = [
@@ -31,6 +31,7 @@ root_doc = "README"
 include_patterns = [
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "hostfiles/*.md",
     "benchmarks/results/*.md",
     "docs/**",

@@ -37,10 +37,10 @@ CONTENTS = {
         *("surviving", "ranks_that_die", "hangs", "pytorch", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),
-    "Programming": ("api/*", "new_algorithm"),
+    "Programming": ("api/*", "new_algorithm", "../CONTRIBUTING"),
     "How it works": (
         *("algorithms", "design", "planning", "tracing", "misuse", "security"),
-        "glossary",
+        *("decisions/*", "glossary"),
     ),
     "How well it works": ("measurements", "experiments", "../benchmarks/results/README"),
 }

@@ -368,7 +368,7 @@ def test_there_are_examples():
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page
-    for pattern in ("README.md", "*/*.md", "docs/*/*.md", "benchmarks/*/*.md")
+    for pattern in ("*.md", "*/*.md", "docs/*/*.md", "benchmarks/*/*.md")
     for page in ROOT.glob(pattern)
 }
 

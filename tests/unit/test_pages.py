@@ -21,7 +21,12 @@ from test_migration_names import FLAGS
 import parallel_sgd as psgd
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("hostfiles/*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+        *(*ROOT.glob("docs/**/*.md"), *ROOT.glob("hostfiles/*.md")),
+    ]
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 Names = dict[str, Any]
@@ -189,6 +194,7 @@ def commands(text: str) -> list[str]:
 
 
 OF_EXAMPLES = {"--model", "--steps", "--evaluate-every", "--context", "--checkpoints", "--check"}
+OF_PYTEST = {"--with-mpi", "-q"}
 
 
 def options_of_ours(line: str) -> set[str]:
@@ -206,9 +212,23 @@ def test_commands_have_these_options(page):
     wrong = {
         line: unknown
         for line in commands(page.read_text())
-        if (unknown := options_of_ours(line) - FLAGS - OF_EXAMPLES)
+        if (unknown := options_of_ours(line) - FLAGS - OF_EXAMPLES - OF_PYTEST)
     }
     assert wrong == {}
+
+
+def test_commands_of_contributors_are_there():
+    """Targets of the Makefile, scripts of the environment's packages, and files."""
+    heads = re.findall(r"^([\w -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {name for head in heads for name in head.split()} | {".venv/mpich/installed"}
+    found = commands((ROOT / "CONTRIBUTING.md").read_text())
+    assert found
+    for line in found:
+        program, *words = shlex.split(line, comments=True)
+        names = [word.partition("::")[0] for word in words if word.startswith("tests/")]
+        assert [name for name in names if not (ROOT / name).exists()] == [], line
+        if program == "make":
+            assert {word for word in words if "=" not in word} <= targets, line
 
 
 def test_options_are_told_from_others():
@@ -221,8 +241,9 @@ def test_the_navigation_names_every_page_once(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     from site_extension import contents
 
-    named = re.findall(r"^(?!:)(\S+/\S+|CHANGELOG)$", contents(ROOT), re.MULTILINE)
+    named = re.findall(r"^(?!:)(\S+/\S+|CHANGELOG|CONTRIBUTING)$", contents(ROOT), re.MULTILINE)
     assert len(named) == len(set(named)) > 30
+    assert {"CONTRIBUTING", "docs/decisions/one_clock"} <= set(named)
     captions = contents(ROOT).split(":caption: ")
     (begin,) = (part for part in captions if part.startswith("Begin"))
     assert "docs/data\n" in begin and "docs/api" not in begin
