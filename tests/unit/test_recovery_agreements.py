@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.algorithms import exchange_state
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.elastic.simulated import simulate_recovery
-from parallel_sgd.communication.threads.communicator import SimulatedFailure
 from parallel_sgd.exchange import plan
 
 RANKS, N, SAMPLES, MINIBATCH = 3, 1 << 17, 96, 12
@@ -38,22 +37,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     count(plan, "try_transports", lambda args: args[0])
     count(exchange_state, "choose_bits", lambda args: args[2])
     return counts
-
-
-class KilledInTraining:
-    """Kill rank 1 as it begins its third step."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.killed, right = False, psgd.Learner.step
-
-        def step(learner: psgd.Learner, samples: int, *rest: Any) -> int:
-            number = threading.current_thread().name
-            if number == "rank 1" and learner.samples == 2 * MINIBATCH and not self.killed:
-                self.killed = True
-                raise SimulatedFailure
-            return right(learner, samples, *rest)
-
-        monkeypatch.setattr(psgd.Learner, "step", step)
 
 
 def train(comm: Communicator, session: bool, bits: Any) -> int:
@@ -81,12 +64,11 @@ def train(comm: Communicator, session: bool, bits: Any) -> int:
 
 @pytest.mark.parametrize("session", [False, True])
 @pytest.mark.parametrize("bits", [4, "auto"])
-def test_what_was_agreed_and_measured_is_carried_over(monkeypatch, counted, session, bits):
+def test_what_was_agreed_and_measured_is_carried_over(counted, session, bits):
     body = partial(train, session=session, bits=bits)
-    with monkeypatch.context() as patch:
-        kill = KilledInTraining(patch)
+    with FailurePlan(Failure(1, step=3)) as plan:
         sizes = simulate_recovery(RANKS, body, timeout_s=100)
-    assert kill.killed
+    assert plan.struck
     assert [size for size in sizes if size is not None] == [RANKS - 1] * (RANKS - 1)
     first = {name for (name, generation), count in counted.items() if generation == 0}
     assert {"require_agreement", "choose_bits" if bits == "auto" else "try_transports"} <= first
@@ -94,13 +76,12 @@ def test_what_was_agreed_and_measured_is_carried_over(monkeypatch, counted, sess
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_ranks_that_join_are_compared_and_measure_nothing(monkeypatch, counted, session):
-    with monkeypatch.context() as patch:
-        kill = KilledInTraining(patch)
+def test_ranks_that_join_are_compared_and_measure_nothing(counted, session):
+    with FailurePlan(Failure(1, step=3)) as plan:
         sizes = simulate_recovery(
             RANKS, partial(train, session=session, bits="auto"), spares=1, timeout_s=100
         )
-    assert kill.killed
+    assert plan.struck
     assert [size for size in sizes if size is not None] == [RANKS] * RANKS
     assert counted["require_agreement", 1] > 0
     assert not {name for name, generation in counted if generation > 0} - {"require_agreement"}

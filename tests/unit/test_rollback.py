@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deaths import KilledAfter
+from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.elastic.simulated import simulate_recovery
-from parallel_sgd.communication.threads.communicator import SimulatedFailure, ThreadWorld
 from parallel_sgd.data.sources.ahead import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
@@ -67,25 +65,6 @@ def train(
     return body
 
 
-class KilledAt:
-    """Kills a rank as its main thread comes to its so many-th meeting with the others."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int) -> None:
-        self.killed, left = False, number
-        meet = ThreadWorld.meet
-
-        def counted(world: ThreadWorld, place: int, name: str, problem: str | None) -> None:
-            nonlocal left
-            if threading.current_thread().name == f"rank {rank}":
-                left -= 1
-                if left == 0:
-                    self.killed = True
-                    raise SimulatedFailure
-            meet(world, place, name, problem)
-
-        monkeypatch.setattr(ThreadWorld, "meet", counted)
-
-
 def undisturbed(body: Callable[..., Any]) -> Any:
     results = simulate_recovery(RANKS, body, timeout_s=100)
     assert [size for _, _, _, size in results] == [RANKS] * RANKS
@@ -93,37 +72,41 @@ def undisturbed(body: Callable[..., Any]) -> Any:
 
 
 def after_a_kill(
-    monkeypatch: pytest.MonkeyPatch,
     body: Callable[..., Any],
     rank: int,
     number: int,
     spares: int,
-    kind: Any = KilledAt,
+    heard_by: int | None = None,
+    *,
+    at_end: bool = False,
 ) -> list[Any] | None:
-    """What those that are left have; None where the program was at its end before."""
-    with monkeypatch.context() as patch:
-        kill = kind(patch, rank, number)
+    """Return the results of the remaining ranks, or None if the rank has finished first.
+
+    Args:
+        at_end: other ranks may have finished before the failure.
+    """
+    with FailurePlan(Failure(rank, meeting=number, heard_by=heard_by)) as plan:
         results = simulate_recovery(RANKS, body, spares=spares, timeout_s=100)
-    assert (results[rank] is None) == kill.killed
+    assert (results[rank] is None) == plan.struck
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
     for flat, samples, lost, size in left:
         assert samples == TOTAL
-        if kind is KilledAt:  # else others may have come to their end before
-            assert size == len(left) and lost["ranks_lost"] == [rank] * kill.killed
+        if heard_by is None and not at_end:  # else other ranks may have finished before
+            assert size == len(left) and lost["ranks_lost"] == [rank] * plan.struck
         assert lost["samples_trained_again"] <= 4 * MINIBATCH
         assert np.array_equal(flat, left[0][0]), "replicas differ"
-    return left if kill.killed else None
+    return left if plan.struck else None
 
 
 @pytest.mark.parametrize(("spares", "ahead"), [(0, False), (1, False), (0, True)])
-def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int, ahead: bool) -> None:
+def test_full_precision_trains_on_every_sample_once(spares: int, ahead: bool) -> None:
     """With one less to rounding, and where another takes the place bit for bit, all is as if
     nobody had died."""
     body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64", ahead=ahead)
     expected, grown = undisturbed(body), 0
     for number in range(8, 200, 7):
-        left = after_a_kill(monkeypatch, body, number % RANKS, number, spares)
+        left = after_a_kill(body, number % RANKS, number, spares)
         if left is None:
             break
         flat, _, _, size = left[0]
@@ -133,25 +116,25 @@ def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int, ah
     assert number > 60 and (grown > 5) == bool(spares)
 
 
-def test_a_rank_that_joins_takes_up_no_checkpoint(monkeypatch, tmp_path) -> None:
+def test_a_rank_that_joins_takes_up_no_checkpoint(tmp_path) -> None:
     """Those whose training it joins have begun with one."""
     body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64", folder=tmp_path)
     expected = undisturbed(body)
     assert np.array_equal(undisturbed(body), expected)
     for number in (75, 90):
-        left = after_a_kill(monkeypatch, body, 1, number, spares=1)
+        left = after_a_kill(body, 1, number, spares=1)
         assert left and len(left) == RANKS and np.array_equal(left[0][0], expected)
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_some_come_through_a_meeting_in_which_a_rank_dies(monkeypatch, spares: int) -> None:
+def test_some_come_through_a_meeting_in_which_a_rank_dies(spares: int) -> None:
     """Wherever that is, also where others have done what comes next."""
     body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
     expected = undisturbed(body)
     for number in range(8, 200, 1 + spares):
         rank = number % RANKS
-        kind = partial(KilledAfter, other=(rank + 1 + number // RANKS % 3) % RANKS)
-        left = after_a_kill(monkeypatch, body, rank, number, spares, kind)
+        heard_by = (rank + 1 + number // RANKS % 3) % RANKS
+        left = after_a_kill(body, rank, number, spares, heard_by)
         if left is None:
             break
         assert np.allclose(left[0][0], expected, rtol=1e-12, atol=1e-13)
@@ -167,7 +150,7 @@ def held(residuals: Any, owned: Any) -> Any:
 
 
 @pytest.mark.parametrize("code", ["entropy", "sign"])
-def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> None:
+def test_what_the_dead_rank_held_is_lost_and_no_more(code: str) -> None:
     """applied + residuals of those that are left == all gradients - what the dead one held."""
     random = np.random.default_rng(0)
     x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
@@ -192,10 +175,9 @@ def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> 
         return parameters.flat.copy(), held(state, exchange.current.owned)
 
     for number in (60, 73, 85):
-        with monkeypatch.context() as patch:
-            kill = KilledAt(patch, 1, number)
+        with FailurePlan(Failure(1, meeting=number)) as plan:
             results = simulate_recovery(RANKS, body, timeout_s=100)
-        assert kill.killed
+        assert plan.struck
         left = [result for result in results if result is not None]
         applied = -left[0][0].astype(np.float64) / rate
         missing = EPOCHS * x.sum(0, dtype=np.float64) - applied - sum(rest for _, rest in left)
@@ -230,14 +212,13 @@ LOSSY = [
 
 
 @pytest.mark.parametrize("spares", [0, 1, 2])
-def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
+def test_others_die_while_the_ranks_recover(spares: int) -> None:
     """Also while the others tell a rank that joins what they know, and no other one joins then."""
     body = train(psgd.DataParallelSGD(gradient_bits=4), psgd.SGD(lr=0.01))
     for later in (*range(1, 15, 3 if spares == 1 else 7), *range(15, 60, 7)):
-        with monkeypatch.context() as patch:
-            kills = [KilledAt(patch, 1, 60), KilledAt(patch, 2, 60 + later)]
+        with FailurePlan(Failure(1, meeting=60), Failure(2, meeting=60 + later)) as plan:
             results = simulate_recovery(RANKS, body, spares=spares, timeout_s=100)
-        assert all(kill.killed for kill in kills)
+        assert plan.struck == 2
         left = [result for result in results if result is not None]
         assert len(left) == RANKS - 2 + spares
         for flat, samples, lost, size in left:
@@ -246,14 +227,14 @@ def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", LOSSY, ids=lambda a: type(a).__name__)
-def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
+def test_every_algorithm_goes_on(algorithm: Any) -> None:
     """Of residuals those of the dead rank are lost: 300 values, and as many of the one stripe."""
     body = train(algorithm, psgd.SGD(lr=0.01))
     expected = undisturbed(body)
     # With overlap the latter are of its close, which others come through.
     for number in (40, 47, 56) if algorithm.overlap else (61, 65, 71, 80, 86):
         rank = number % RANKS
-        left = after_a_kill(monkeypatch, body, rank, number, number % 2)
+        left = after_a_kill(body, rank, number, number % 2)
         if left is not None:
             assert np.linalg.norm(left[0][0] - expected) < 0.7 * np.linalg.norm(expected)
             values = {lost["residual_values_lost"] for _, _, lost, _ in left}
@@ -262,18 +243,18 @@ def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
             assert len(values) == 1
 
 
-def test_a_rank_dies_as_the_others_close(monkeypatch) -> None:
+def test_a_rank_dies_as_the_others_close() -> None:
     """Where an exchange could be under way: they have all that they need."""
     algorithm = psgd.DataParallelSGD(gradient_bits=4, overlap=True)
-    body, kind = train(algorithm, psgd.SGD(lr=0.01)), partial(KilledAt)
+    body = train(algorithm, psgd.SGD(lr=0.01))
     for number in range(50, 90):
-        if after_a_kill(monkeypatch, body, number % RANKS, number, 0, kind) is None:
+        if after_a_kill(body, number % RANKS, number, 0, at_end=True) is None:
             break
     assert number > 60
 
 
 @pytest.mark.parametrize("kind", [psgd.DataParallelSGD, partial(psgd.SlowMo, sync_steps=3)])
-def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -> None:
+def test_residuals_of_those_that_are_left_are_not_lost(kind: Any) -> None:
     """Also where a copy follows another without a meeting, as a pass over the data ends."""
     random = np.random.default_rng(0)
     x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
@@ -293,11 +274,11 @@ def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -
 
     for number in range(5, 200):
         rank = number % RANKS
-        with monkeypatch.context() as patch:
-            kill = KilledAfter(patch, rank, number, (rank + 1) % RANKS)
+        failure = Failure(rank, meeting=number, heard_by=(rank + 1) % RANKS)
+        with FailurePlan(failure) as plan:
             results = simulate_recovery(RANKS, body, timeout_s=100)
         left = [result for result in results if result is not None]
-        if not kill.killed:
+        if not plan.struck:
             break
         for flat, lost in left:
             assert np.array_equal(flat, left[0][0])
@@ -306,30 +287,31 @@ def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -
     assert number > 60
 
 
-def test_others_die_as_some_have_come_further_in_the_recovery(monkeypatch) -> None:
+def test_others_die_as_some_have_come_further_in_the_recovery() -> None:
     body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
     expected, twice = undisturbed(body), 0
     for number in range(40, 70, 7):
         for later in range(1, 24):
-            with monkeypatch.context() as patch:
-                first = KilledAfter(patch, 1, number, 2)
-                second = KilledAfter(patch, 3, number + later, 0)
+            with FailurePlan(
+                Failure(1, meeting=number, heard_by=2),
+                Failure(3, meeting=number + later, heard_by=0),
+            ) as plan:
                 results = simulate_recovery(RANKS, body, timeout_s=100)
             left = [result for result in results if result is not None]
-            assert len(left) == RANKS - first.killed - second.killed
-            twice += first.killed and second.killed
+            assert len(left) == RANKS - plan.struck
+            twice += plan.struck == 2
             for flat, samples, *_ in left:
                 assert samples == TOTAL
                 assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
     assert twice > 20
 
 
-def test_a_block_that_is_shorter_than_a_minibatch_of_those_that_are_left(monkeypatch) -> None:
+def test_a_block_that_is_shorter_than_a_minibatch_of_those_that_are_left() -> None:
     """Each minibatch is a block then."""
     algorithm = psgd.ModelAveragingSGD(sync_period=-(-MINIBATCH // RANKS))
     body = train(algorithm, psgd.SGD(lr=0.01))
     for number in (40, 60):
-        left = after_a_kill(monkeypatch, body, 1, number, 0)
+        left = after_a_kill(body, 1, number, 0)
         assert left and len(left) == RANKS - 1
 
 
@@ -363,26 +345,23 @@ def session(folder: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("spares", "partly"), [(0, False), (1, False), (0, True)])
-def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int, partly: bool) -> None:
+def test_a_session_goes_on(tmp_path: Path, spares: int, partly: bool) -> None:
     body = session(tmp_path / "undisturbed")
     expected, samples, _ = simulate_recovery(3, body, timeout_s=100)[0]
     assert samples == [60, 120, 180, 240, 300, 360, 420, 480]
     for number in range(40, 700, 11 if partly else 83):
         rank, folder = number % 3, tmp_path / str(number)
-        with monkeypatch.context() as patch:
-            if partly:
-                kill: Any = KilledAfter(patch, rank, number, (rank + 1) % 3)
-            else:
-                kill = KilledAt(patch, rank, number)
+        heard_by = (rank + 1) % 3 if partly else None
+        with FailurePlan(Failure(rank, meeting=number, heard_by=heard_by)) as plan:
             results = simulate_recovery(3, session(folder), spares=spares, timeout_s=100)
         left = [result for result in results if result is not None]
-        assert len(left) >= 2 and (results[rank] is None) == kill.killed
+        assert len(left) >= 2 and (results[rank] is None) == plan.struck
         for flat, rows, size in left:
             assert rows == samples and size == len(left)
             assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
         lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["samples"] for line in lines] == samples
-        if not kill.killed:
+        if not plan.struck:
             break
     assert number > 300
 
@@ -434,35 +413,30 @@ def ended(folder: Path, algorithm: Any, *, resume: bool = False) -> Callable[...
     [psgd.DataParallelSGD(), psgd.ModelAveragingSGD(sync_steps=4)],
     ids=lambda a: type(a).__name__,
 )
-def test_a_run_ends_with_its_best_model(
-    monkeypatch, tmp_path: Path, algorithm: Any, partly: bool
-) -> None:
+def test_a_run_ends_with_its_best_model(tmp_path: Path, algorithm: Any, partly: bool) -> None:
     """Where a rank dies as it goes back to that, saves it, or measures it: nobody trains on."""
     expected, rows, steps = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     best = rows[-1].event
     assert best.startswith("back to the model of ") and steps == 3 * SAMPLES // SIZE
     for number in range(60, 500, 8 if partly else 11):
         rank, folder = number % 3, tmp_path / str(number)
-        with monkeypatch.context() as patch:
-            other = (rank + 1) % 3
-            kill: Any = (
-                KilledAfter(patch, rank, number, other) if partly else KilledAt(patch, rank, number)
-            )
+        heard_by = (rank + 1) % 3 if partly else None
+        with FailurePlan(Failure(rank, meeting=number, heard_by=heard_by)) as plan:
             results = simulate_recovery(3, ended(folder, algorithm), timeout_s=100)
         left = [result for result in results if result is not None]
-        assert len(left) == 3 - kill.killed
+        assert len(left) == 3 - plan.struck
         for flat, others, taken in left:
             assert np.array_equal(flat, left[0][0]), number
             assert [row.samples for row in others] == [row.samples for row in rows], number
             assert taken <= steps + 12, number  # the latest minibatches again, or a block
             if isinstance(algorithm, psgd.DataParallelSGD):
                 assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13), number
-        if not kill.killed:
+        if not plan.struck:
             break
     assert number > 150
 
 
-def test_a_rank_dies_soon_after_a_run_was_resumed(monkeypatch, tmp_path: Path) -> None:
+def test_a_rank_dies_soon_after_a_run_was_resumed(tmp_path: Path) -> None:
     """What the run had come to is not forgotten: its rows, its best model."""
     algorithm = psgd.DataParallelSGD()
     expected, rows, _ = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
@@ -471,10 +445,9 @@ def test_a_rank_dies_soon_after_a_run_was_resumed(monkeypatch, tmp_path: Path) -
         folder = tmp_path / str(number)
         body = ended(folder, algorithm, resume=True)
         simulate_recovery(3, partial(body, epochs=2), timeout_s=100)
-        with monkeypatch.context() as patch:
-            kill = KilledAt(patch, number % 3, number)
+        with FailurePlan(Failure(number % 3, meeting=number)) as plan:
             results = simulate_recovery(3, body, timeout_s=100)
-        killed += kill.killed
+        killed += plan.struck
         for flat, others, _ in filter(None, results):
             assert [row.samples for row in others] == [row.samples for row in rows], number
             assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13), number

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deaths import KilledAfter, KilledAtMessage
+from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -144,7 +144,7 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
     ("mode", "victim", "spares"), [("sync", 0, 0), ("sync", 3, 0), ("async", 1, 1), ("async", 2, 0)]
 )
 def test_a_rank_dies_anywhere_in_a_session(
-    monkeypatch, tmp_path: Path, mode: str, victim: int, spares: int
+    tmp_path: Path, mode: str, victim: int, spares: int
 ) -> None:
     """Also as it begins. Rows, callbacks, checkpoints and the model are those of the workers that
     are left."""
@@ -169,10 +169,9 @@ def test_a_rank_dies_anywhere_in_a_session(
     killed = 0
     for number in range(20, 400, 13):
         folder = tmp_path / str(number)
-        with monkeypatch.context() as patch:
-            kill = KilledAtMessage(patch, victim, number)
+        with FailurePlan(Failure(victim, message=number)) as plan:
             results = simulate_recovery(RANKS, body, timeout_s=30, spares=spares)
-        if not kill.killed:
+        if not plan.struck:
             break
         killed += 1
         trained = [result for result in filter(None, results) if not result[0]]
@@ -213,7 +212,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
         simulate_recovery(RANKS, body, timeout_s=30)
 
 
-def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
+def test_what_a_session_has_sent_is_counted_once() -> None:
     """Also where ranks have died, of those that are left."""
 
     def body(comm: Communicator) -> Any:
@@ -226,15 +225,14 @@ def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
             learner.finish()
             return learner.bytes_sent, taken
 
-    with monkeypatch.context() as patch:
-        kill = KilledAtMessage(patch, 0, 80)
+    with FailurePlan(Failure(0, message=80)) as plan:
         results = simulate_recovery(RANKS, body, timeout_s=30)
-    assert kill.killed
+    assert plan.struck
     for sent, taken in filter(None, results):
         assert 0 <= sent - taken * 3200 <= 2 * 3200  # pushes and answers; one was made again
 
 
-def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
+def test_who_has_come_through_a_meeting_is_not_waited_for() -> None:
     """A rank dies in it: some workers are through it by then, and others hear of that."""
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
     calls = Counter[int]()
@@ -253,17 +251,16 @@ def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
 
     killed = 0
     for death in range(24, 60):  # when all have their learners
-        with monkeypatch.context() as patch:
-            kill = KilledAfter(patch, 2, death, other=death % 2)
+        with FailurePlan(Failure(2, meeting=death, heard_by=death % 2)) as plan:
             results = simulate_recovery(5, body, timeout_s=30)
-        killed += kill.killed
+        killed += plan.struck
         for number, sums in filter(None, results):
             assert len(sums) == (0 if number == 4 else 3), (death, results)
             assert sums == sorted(sums, reverse=True) and {*sums} <= {3, 4}
     assert killed > 3
 
 
-def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -> None:
+def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish() -> None:
     """It does not wait for them, though what it was given is dealt out anew."""
     source = psgd.data.Source(DATA, minibatch_size=6)
 
@@ -293,14 +290,6 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
     def body(comm: Communicator) -> Any:
         model = psgd.models.MLP([4, 3], seed=1)
         algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="bounded", staleness=1)
-        backward, number = model.gradient, comm.world_ranks[comm.rank]
-
-        def gradient(*arguments: Any, **given: Any) -> Any:
-            if number == 0 and learner.samples == dies_at:
-                raise SimulatedFailure
-            return backward(*arguments, **given)
-
-        model.gradient = gradient
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
             rows = rows_of_session(
                 learner,
@@ -311,9 +300,10 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
             )
             return learner.serves, learner.group.workers[0] == comm.rank, rows
 
-    for dies_at in (30, 90, 150, 210):
-        folder = tmp_path / str(dies_at)
-        results = simulate_recovery(RANKS, body, timeout_s=30)
+    for step in (6, 16, 26, 36):
+        folder = tmp_path / str(step)
+        with FailurePlan(Failure(0, step=step)):
+            results = simulate_recovery(RANKS, body, timeout_s=30)
         assert results[0] is None
         rows = [rows for serves, first, rows in filter(None, results) if first and not serves]
         assert len(rows) == 1 and rows[0][-1].samples == 240
@@ -364,7 +354,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
     assert int(newest) == 6 or (int(newest), number) == (4, 6)
 
 
-def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypatch) -> None:
+def test_rows_that_are_asked_for_together_are_asked_for_again_together() -> None:
     """Whoever hears of a death in a request begins anew with the others, who wait elsewhere."""
     table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, tables=(table,))
@@ -387,10 +377,9 @@ def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypat
 
     killed = 0
     for number in range(20, 120, 3):
-        with monkeypatch.context() as patch:
-            kill = KilledAtMessage(patch, number % 3, number)
+        with FailurePlan(Failure(number % 3, message=number)) as plan:
             results = simulate_recovery(RANKS, body, timeout_s=30)
-        killed += kill.killed
+        killed += plan.struck
         for sums in filter(None, results):
             assert set(sums) <= {22, 33}, number
     assert killed > 8

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deaths import KilledAtMessage
+from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -43,7 +43,6 @@ def adding(algorithm: Any, shapes: Any = SHAPES) -> Callable[[Communicator], Any
 
 
 def after_a_kill(
-    monkeypatch: pytest.MonkeyPatch,
     body: Callable[..., Any],
     rank: int,
     number: int,
@@ -51,15 +50,14 @@ def after_a_kill(
     **given: Any,
 ) -> list[Any] | None:
     """What those that are left have; None where the program was at its end before."""
-    with monkeypatch.context() as patch:
-        kill = KilledAtMessage(patch, rank, number)
+    with FailurePlan(Failure(rank, message=number)) as plan:
         results = simulate_recovery(ranks, body, timeout_s=30, **given)
     left = [result for result in results if result is not None]
     assert len(left) >= ranks - 1
     for flat, lost, *_ in left:
-        assert lost["ranks_lost"] == [rank] * kill.killed
+        assert lost["ranks_lost"] == [rank] * plan.struck
         assert np.array_equal(flat, left[0][0]), "replicas differ"
-    return left if kill.killed else None
+    return left if plan.struck else None
 
 
 def exact(left: list[Any]) -> np.ndarray:
@@ -85,12 +83,12 @@ MODES = {
 
 @pytest.mark.filterwarnings("ignore:servers=0")
 @pytest.mark.parametrize("name", MODES)
-def test_a_worker_dies(monkeypatch, name: str) -> None:
+def test_a_worker_dies(name: str) -> None:
     """Every push of those that are left is applied once."""
     algorithm, killed = MODES[name], 0
     workers = RANKS - (algorithm.roles.servers or 0)
     for number in range(2, 200, 7):
-        left = after_a_kill(monkeypatch, adding(algorithm), number % workers, number)
+        left = after_a_kill(adding(algorithm), number % workers, number)
         if left is None:
             break
         flat, lost, _ = left[0]
@@ -104,11 +102,11 @@ def test_a_worker_dies(monkeypatch, name: str) -> None:
 
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("name", ["async", "two servers", "updates", "pipeline"])
-def test_a_server_dies(monkeypatch, name: str, spares: int) -> None:
+def test_a_server_dies(name: str, spares: int) -> None:
     """What the others hold keeps every push; where none is left, every rank serves a part."""
     algorithm, killed, grown = MODES[name], 0, 0
     for number in range(5, 300, 23):
-        left = after_a_kill(monkeypatch, adding(algorithm), RANKS - 1, number, spares=spares)
+        left = after_a_kill(adding(algorithm), RANKS - 1, number, spares=spares)
         if left is None:
             break
         flat, lost, _ = left[0]
@@ -118,19 +116,19 @@ def test_a_server_dies(monkeypatch, name: str, spares: int) -> None:
     assert killed >= 4 and (grown >= 3) == bool(spares)
 
 
-def test_a_round_is_of_those_that_are_left(monkeypatch) -> None:
+def test_a_round_is_of_those_that_are_left() -> None:
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="sync")
     for number in range(2, 60, 7):
-        left = after_a_kill(monkeypatch, adding(algorithm), number % 3, number)
+        left = after_a_kill(adding(algorithm), number % 3, number)
         assert left is None or len(left) == RANKS - 1
 
 
-def test_a_server_dies_in_a_round(monkeypatch) -> None:
+def test_a_server_dies_in_a_round() -> None:
     """Also as some workers have had their answers: each round is in the model once."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
     killed = 0
     for number in range(80, 170):
-        left = after_a_kill(monkeypatch, adding(algorithm), 2 + number % 2, number)
+        left = after_a_kill(adding(algorithm), 2 + number % 2, number)
         if left is None:
             break
         workers = [rank for *_, rank in left if rank >= 0]  # of two, but where it began with less
@@ -140,13 +138,13 @@ def test_a_server_dies_in_a_round(monkeypatch) -> None:
     assert killed > 20
 
 
-def test_a_server_dies_beside_one_that_holds_nothing(monkeypatch) -> None:
+def test_a_server_dies_beside_one_that_holds_nothing() -> None:
     """A round of that one is of the same pushes as everybody's: of those who were in the midst of
     one, and of those who had not begun."""
     algorithm = psgd.DataParallelASGD(servers=4, sync_steps=1, mode="sync")  # and two slices
     killed = 0
     for number in range(50, 130):
-        left = after_a_kill(monkeypatch, adding(algorithm), 2 + number % 4, number, ranks=6)
+        left = after_a_kill(adding(algorithm), 2 + number % 4, number, ranks=6)
         if left is None:
             break
         assert np.all(left[0][0] == STEPS * (1 + BASE) / 2), (number, left[0][0])
@@ -154,13 +152,13 @@ def test_a_server_dies_beside_one_that_holds_nothing(monkeypatch) -> None:
     assert killed > 20
 
 
-def test_a_server_dies_in_a_step_that_ends_no_round(monkeypatch) -> None:
+def test_a_server_dies_in_a_step_that_ends_no_round() -> None:
     """As some workers have heard how many samples all have, and others take the step again."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=3, mode="sync", min_block=10)
     (whole, *_), *_ = simulate_recovery(5, adding(algorithm), timeout_s=30)
     killed = 0
     for number in range(40, 130):
-        left = after_a_kill(monkeypatch, adding(algorithm), 3 + number % 2, number, ranks=5)
+        left = after_a_kill(adding(algorithm), 3 + number % 2, number, ranks=5)
         if left is None:
             break
         assert np.array_equal(left[0][0], whole), number
@@ -204,27 +202,25 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> No
         assert np.all(flat == STEPS * (1 + BASE) / 2)
 
 
-def test_another_server_dies_while_a_push_is_made_again(monkeypatch) -> None:
+def test_another_server_dies_while_a_push_is_made_again() -> None:
     """What that one had of the first attempt is pushed again, too."""
     twice = 0
     for first in range(35, 51, 2):
         for later in range(14, 50, 4):
             ranks = (3, 4) if later % 8 == 6 else (4, 3)
-            with monkeypatch.context() as patch:
-                kills = [
-                    KilledAtMessage(patch, ranks[0], first),
-                    KilledAtMessage(patch, ranks[1], first + later),
-                ]
+            with FailurePlan(
+                Failure(ranks[0], message=first), Failure(ranks[1], message=first + later)
+            ) as plan:
                 results = simulate_recovery(5, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
             left = [result for result in results if result is not None]
-            twice += all(kill.killed for kill in kills)
+            twice += plan.struck == 2
             expected = STEPS * sum(BASE**rank for *_, rank in left if rank >= 0) / 3
             assert np.all(left[0][0] == expected), (first, later, left[0][0])
     assert twice > 20
 
 
 @pytest.mark.parametrize("pipeline", [False, True])
-def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: bool) -> None:
+def test_residuals_are_kept_where_two_die_in_one_push(pipeline: bool) -> None:
     """What workers that are left have pushed and what their pushes have lost is all they had, but
     for what servers have lost."""
     algorithm = psgd.DataParallelASGD(
@@ -249,9 +245,9 @@ def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: boo
 
     for number in range(40, 80, 2):
         ranks = (3, 0) if number % 4 else (4, 3)
-        with monkeypatch.context() as patch:
-            KilledAtMessage(patch, ranks[0], number)
-            KilledAtMessage(patch, ranks[1], number + number % 17)
+        with FailurePlan(
+            Failure(ranks[0], message=number), Failure(ranks[1], message=number + number % 17)
+        ):
             results = simulate_recovery(5, body, timeout_s=30)
         left = [result for result in results if result is not None]
         wrong = np.abs(left[0][0] + np.sum([pushed for *_, pushed in left], axis=0)) > 1e-3
@@ -259,7 +255,7 @@ def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: boo
 
 
 @pytest.mark.parametrize(("bits", "spares"), [(8, 0), (1, 0), (1, 1)])
-def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int, spares: int) -> None:
+def test_a_push_of_few_bits_and_its_residual_are_kept(bits: int, spares: int) -> None:
     """What workers that are left have pushed and what their pushes have lost is all they had. All
     know what the dead one had, also a rank that joins."""
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, gradient_bits=bits)
@@ -281,11 +277,10 @@ def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int, sp
 
     for number in range(40, 120, 11):
         rank = 2 + number % 2
-        with monkeypatch.context() as patch:
-            kill = KilledAtMessage(patch, rank, number)
+        with FailurePlan(Failure(rank, message=number)) as plan:
             results = simulate_recovery(RANKS, body, spares=spares, timeout_s=30)
         left = [result for result in results if result is not None]
-        if not kill.killed:
+        if not plan.struck:
             break
         flat, lost, _ = left[0]
         assert {lost["residual_values_lost"] for _, lost, _ in left} == {200 * (rank == 2)}
@@ -312,25 +307,26 @@ def rows_of_a_table(comm: Communicator) -> Any:
         return rows
 
 
-def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
+def test_rows_of_tables_are_kept_where_a_worker_dies() -> None:
     for number in range(3, 60, 6):
-        with monkeypatch.context() as patch:
-            kill = KilledAtMessage(patch, 1, number)
+        with FailurePlan(Failure(1, message=number)) as plan:
             results = simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
-        if not kill.killed:
+        if not plan.struck:
             break
         assert results[0] is not None
         assert np.all(results[0] % BASE == STEPS), number
 
 
-def test_rows_of_a_server_that_dies_end_training(monkeypatch) -> None:
-    KilledAtMessage(monkeypatch, RANKS - 1, 60)
-    with pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"):
+def test_rows_of_a_server_that_dies_end_training() -> None:
+    with (
+        FailurePlan(Failure(RANKS - 1, message=60)),
+        pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"),
+    ):
         simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
 
 
 @pytest.mark.parametrize("number", range(4, 60))
-def test_a_rank_dies_in_the_warm_start_or_at_its_end(monkeypatch, number: int) -> None:
+def test_a_rank_dies_in_the_warm_start_or_at_its_end(number: int) -> None:
     """With the steps that all have taken together the model is where it would be without; and every
     worker knows of each of them."""
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, distributed_after=4)
@@ -345,20 +341,19 @@ def test_a_rank_dies_in_the_warm_start_or_at_its_end(monkeypatch, number: int) -
             learner.finish()
             return parameters.flat.copy(), (learner.report() or {})["recovery"], taken
 
-    left = after_a_kill(monkeypatch, body, number % RANKS, number)
+    left = after_a_kill(body, number % RANKS, number)
     assert left is None or np.array_equal(left[0][0], np.full(200, 4.0))
     assert {taken for *_, taken in left or ()} <= {0, 4}  # servers take none
 
 
 @pytest.mark.parametrize("later", range(1, 24, 2))
-def test_another_dies_while_the_ranks_recover(monkeypatch, later: int) -> None:
+def test_another_dies_while_the_ranks_recover(later: int) -> None:
     """Within the first push of some, too; every push of those that are left is applied once."""
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
     for number in (3, 5, 7, 9, 30):
-        with monkeypatch.context() as patch:
-            kills = [KilledAtMessage(patch, 0, number), KilledAtMessage(patch, 1, number + later)]
+        with FailurePlan(Failure(0, message=number), Failure(1, message=number + later)) as plan:
             results = simulate_recovery(RANKS, adding(algorithm), timeout_s=30)
-        assert all(kill.killed for kill in kills)
+        assert plan.struck == 2
         left = [result for result in results if result is not None]
         assert len(left) == 2 and sorted(left[0][1]["ranks_lost"]) == [0, 1]
         assert exact(left).all(), left[0][0]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_rollback import RANKS, KilledAt
+from failures import Failure, FailurePlan
+from test_rollback import RANKS
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -92,35 +93,30 @@ def undisturbed(body: Callable[..., Any]) -> tuple[dict[str, Any], dict[int, flo
     return results[0][0], results[0][4]
 
 
-def after_a_kill(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], number: int, spares: int
-) -> list[Any] | None:
+def after_a_kill(body: Callable[..., Any], number: int, spares: int) -> list[Any] | None:
     """What those that are left have; None where the program was at its end before."""
     rank = number % RANKS
-    with monkeypatch.context() as patch:
-        kill = KilledAt(patch, rank, number)
+    with FailurePlan(Failure(rank, meeting=number)) as plan:
         results = simulate_recovery(RANKS, body, spares=spares, timeout_s=30)
-    assert (results[rank] is None) == kill.killed
+    assert (results[rank] is None) == plan.struck
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
     for state, samples, lost, size, losses, _ in left:
         assert size == len(left) and samples == TOTAL
-        assert lost["ranks_lost"] == [rank] * kill.killed
+        assert lost["ranks_lost"] == [rank] * plan.struck
         assert lost["samples_trained_again"] <= 8 * MINIBATCH
         for name, value in state.items():
             assert np.array_equal(value, left[0][0][name]), f"replicas differ in {name}"
         assert losses.keys() <= {*range(EPOCHS)} and EPOCHS - 1 in losses
-    return left if kill.killed else None
+    return left if plan.struck else None
 
 
-def as_if_nobody_had_died(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], numbers: range, spares: int
-) -> int:
+def as_if_nobody_had_died(body: Callable[..., Any], numbers: range, spares: int) -> int:
     """See that it is so, to rounding with one less, and where another takes the place bit for bit;
     how often that was."""
     (expected, losses), grown = undisturbed(body), 0
     for number in numbers:
-        left = after_a_kill(monkeypatch, body, number, spares)
+        left = after_a_kill(body, number, spares)
         if left is None:
             break
         state, _, _, size, last, _ = left[0]
@@ -135,28 +131,28 @@ def as_if_nobody_had_died(
     return grown
 
 
-def test_every_sample_is_trained_on_once(monkeypatch) -> None:
+def test_every_sample_is_trained_on_once() -> None:
     body = train(psgd.DataParallelSGD())
-    assert as_if_nobody_had_died(monkeypatch, body, range(2, 200, 13), 0) == 0
+    assert as_if_nobody_had_died(body, range(2, 200, 13), 0) == 0
 
 
-def test_a_spare_takes_the_place(monkeypatch) -> None:
+def test_a_spare_takes_the_place() -> None:
     """With a model of its own at first, of which nothing is left, nor of its frozen layer."""
     body = train(psgd.DataParallelSGD(), scaled=True)
-    assert as_if_nobody_had_died(monkeypatch, body, range(31, 200, 13), 1) > 4
+    assert as_if_nobody_had_died(body, range(31, 200, 13), 1) > 4
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_minibatches_that_were_fetched_ahead_are_dealt_out_anew(monkeypatch, spares: int) -> None:
+def test_minibatches_that_were_fetched_ahead_are_dealt_out_anew(spares: int) -> None:
     body = train(psgd.DataParallelSGD(), workers=1)
-    grown = as_if_nobody_had_died(monkeypatch, body, range(47, 120, 31 + 20 * spares), spares)
+    grown = as_if_nobody_had_died(body, range(47, 120, 31 + 20 * spares), spares)
     assert (grown > 1) == bool(spares)
 
 
-def test_statistics_go_back(monkeypatch) -> None:
+def test_statistics_go_back() -> None:
     body = train(psgd.DataParallelSGD(), norm=True, minibatch=12)
     for number in (40, 57, 91):
-        assert after_a_kill(monkeypatch, body, number, number % 2)
+        assert after_a_kill(body, number, number % 2)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +164,11 @@ def test_statistics_go_back(monkeypatch) -> None:
     ],
     ids=["overlap", "double buffering", "blocks"],
 )
-def test_other_algorithms_go_on(monkeypatch, algorithm: Any) -> None:
+def test_other_algorithms_go_on(algorithm: Any) -> None:
     body = train(algorithm, torch.optim.SGD, dtype=torch.float32)
     expected, _ = undisturbed(body)
     for number in (41, 58, 75, 90):
-        left = after_a_kill(monkeypatch, body, number, number % 2)
+        left = after_a_kill(body, number, number % 2)
         if left is not None:
             for name, value in expected.items():
                 assert np.allclose(left[0][0][name], value, atol=0.05), (number, name)
