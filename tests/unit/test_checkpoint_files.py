@@ -217,6 +217,27 @@ class Killed(BaseException):
     """In the place of a SIGKILL: nothing catches it."""
 
 
+def test_a_save_reads_no_manifest_but_one_that_has_changed(tmp_path, monkeypatch):
+    read, right = [], checkpoint_files.read_manifest
+
+    def reading(path: Path) -> dict[str, Any]:
+        read.append(path.name)
+        return right(path)
+
+    monkeypatch.setattr(checkpoint_files, "read_manifest", reading)
+    learner, checkpoints = learner_of(), psgd.Checkpoints(tmp_path, keep=4)
+    for _ in range(6):
+        checkpoints.save(train(learner, 1), background=False)
+    assert read == []
+    manifest = tmp_path / f"{8:012d}" / "manifest.json"
+    manifest.write_text("damaged")
+    for _ in range(4):
+        checkpoints.save(train(learner, 1), background=False)
+    assert read == [f"{8:012d}"]
+    kept = [path.name for path in checkpoint_files.checkpoints_in(tmp_path)]
+    assert kept == [f"{samples:012d}" for samples in (8, 14, 16, 18, 20)]
+
+
 @pytest.mark.parametrize("clock_goes_on", [True, False])
 def test_a_kill_at_every_step_of_writing(tmp_path, monkeypatch, clock_goes_on):
     """Stopped before every change of the file system, the newest checkpoint is always whole."""

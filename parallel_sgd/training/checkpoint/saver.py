@@ -32,6 +32,9 @@ _pending_writes: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
 _pending_lock = threading.Lock()
 
 
+Rating = tuple[float | None, Any]  #: the metric of a checkpoint, and the job that wrote it
+
+
 class Checkpoints:
     """A folder of checkpoints that keeps the latest and the best.
 
@@ -72,6 +75,7 @@ class Checkpoints:
         self.keep = integer("keep", keep, 1)
         self.facts = mapping("facts", facts)
         self._lock = FolderLock("folder", self.folder)
+        self._manifests = KnownManifests()
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
@@ -311,6 +315,7 @@ class Checkpoints:
             if not any(problem for _, problem in gathered):
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
                 if problem is None:
+                    self._manifests.add(path, manifest)
                     report_checkpoint(path)
             if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
@@ -334,12 +339,11 @@ class Checkpoints:
         """
         whole, of_this_job, job = {}, set(), job_name()
         for saved in files.checkpoints_in(self.folder):
-            try:
-                manifest = files.read_manifest(saved)
-            except UserError:  # damaged or of another format: neither counted nor removed
+            facts = self._manifests.of(saved)
+            if facts is None:  # damaged or of another format: neither counted nor removed
                 continue
-            whole[saved] = manifest["metric"]
-            if manifest.get("job") == job:
+            whole[saved], its_job = facts
+            if its_job == job:
                 of_this_job.add(saved)
         samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
         same_samples = {
@@ -362,6 +366,36 @@ class Checkpoints:
             return work(), None
         except Exception as error:
             return None, f"{otherwise} {str(self.folder)!r}: {line_of(error)}"
+
+
+class KnownManifests:
+    """The metric and the job of checkpoints, by their manifests. Local.
+
+    A manifest is read if this process has not written it, and again if it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], Rating | None]] = {}
+
+    def add(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Add a checkpoint that was just written."""
+        self._known[path] = self._version(path), (manifest["metric"], manifest.get("job"))
+
+    def of(self, path: Path) -> Rating | None:
+        """Return metric and job of a checkpoint; None if it is damaged or of another format."""
+        try:
+            version = self._version(path)
+            if path not in self._known or self._known[path][0] != version:
+                self._known[path] = version, None
+                self.add(path, files.read_manifest(path))
+        except (OSError, UserError):
+            return None
+        return self._known[path][1]
+
+    @staticmethod
+    def _version(path: Path) -> tuple[int, int]:
+        status = (path / files.MANIFEST).stat()
+        return status.st_mtime_ns, status.st_size
 
 
 def _add_pending(folder: Path, writing: InBackground[Path]) -> None:
