@@ -37,10 +37,10 @@ def body(comm: Communicator) -> Any:
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_it_is_as_if_nobody_had_died(monkeypatch, spares: int) -> None:
+def test_it_is_as_if_nobody_had_died(spares: int) -> None:
     expected, kills = undisturbed(body), 0
     for number in range(3, 200, 17):
-        left = after_a_kill(monkeypatch, body, number % RANKS, number, spares)
+        left = after_a_kill(body, number % RANKS, number, spares)
         if left is None:
             break
         kills += 1
