@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import UserError
 from ...kernels import array_module, on_host
-from ..communicator import Communicator, Counts
+from ..communicator import Communicator
 from ..liveness.failure import is_rank_failure, reconfigure_ranks
 from ..messages import Array
 from ..serialization import packed, unpacked
@@ -26,6 +26,23 @@ Result = TypeVar("Result")
 
 MOST_BYTES = 16 << 20
 """Most bytes of recorded arrays. Programs read their data on each rank, without collectives."""
+
+
+def _recorded(method: str, *, name: str | None = None, writes: int | None = None) -> Any:
+    """Return a collective of `WithReplayLog`: the method of the communicator behind, recorded.
+
+    Args:
+        method: name of the method.
+        name: name of the collective; default: that of the method.
+        writes: position of the array that the method writes; default: its result is recorded.
+    """
+
+    def collective(self: WithReplayLog, *args: Any, **options: Any) -> Any:
+        call = partial(getattr(self._inner, method), *args, **options)
+        array = None if writes is None else args[writes]
+        return self._replayed(name or method, call, array)
+
+    return collective
 
 
 class WithReplayLog(Communicator):
@@ -120,31 +137,8 @@ class WithReplayLog(Communicator):
             return None
         return result
 
-    def _allgather_bytes(self, data: bytes) -> list[bytes]:
-        call = self._inner._allgather_bytes
-        return cast(list[bytes], self._replayed("allgather_object", lambda: call(data)))
-
-    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        call = self._inner.sum_integers
-        total: npt.NDArray[np.int64] = self._replayed("sum_integers", lambda: call(values))
-        return total
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        call = self._inner.broadcast
-        self._replayed("broadcast", lambda: call(array, root), array)
-
-    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
-        call = self._inner.allgather
-        self._replayed("allgather", lambda: call(send, receive, counts), receive)
-
-    def alltoall(
-        self,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-        *,
-        most: int | None = None,
-    ) -> None:
-        call, rest = self._inner.alltoall, (send_counts, receive, receive_counts)
-        self._replayed("alltoall", lambda: call(send, *rest, most=most), receive)
+    _allgather_bytes = _recorded("_allgather_bytes", name="allgather_object")
+    sum_integers = _recorded("sum_integers")
+    broadcast = _recorded("broadcast", writes=0)
+    allgather = _recorded("allgather", writes=1)
+    alltoall = _recorded("alltoall", writes=2)
