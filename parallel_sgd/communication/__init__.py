@@ -7,14 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
-from .liveness.failure import (
-    RankFailed,
-    RanksChanged,
-    can_recover,
-    is_rank_failure,
-    reconfigure_ranks,
-    retry,
-)
+from .elastic.retry import can_recover, reconfigure_ranks, retry
+from .liveness.failure import RankFailed, RanksChanged, is_rank_failure
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 

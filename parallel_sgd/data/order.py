@@ -1,4 +1,7 @@
-"""The order of the samples in an epoch, and the division of a minibatch among the ranks."""
+"""The order of the samples in an epoch, and the division of a minibatch among the ranks.
+
+Data in groups of samples, such as files, have the order of `sources.groups`.
+"""
 
 from __future__ import annotations
 

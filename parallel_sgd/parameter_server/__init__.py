@@ -1,5 +1,6 @@
 """Parameter servers: servers hold the model; workers push gradients and pull parameters."""
 
+from .assembly import Assembled, Shard, WorkerProgress, assemble
 from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
@@ -9,7 +10,6 @@ from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
 from .served import ServedModel
 from .served_state import ServedState
-from .shards import Assembled, Shard, WorkerProgress, assemble
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
 

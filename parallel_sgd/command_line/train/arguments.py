@@ -15,13 +15,14 @@ from ...errors import UserError
 from ...optimizers import OPTIMIZERS, Optimizer
 from ...options import all_options, values_of
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from ...training.checkpoint.files import KEEP
 from ...training.session.run_folder import CONFIG, OPTIONS
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build
 from .config import arguments_of, config_text, drop_unchosen_defaults
 from .data import require_data_options
 from .model import require_model_options
-from .options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
+from .options import DEFAULT_LR, SIZES, add_choices, parser
 
 #: Options that are paths, and the kind of each.
 PATHS = {

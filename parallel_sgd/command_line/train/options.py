@@ -13,12 +13,11 @@ from ...data import FORMATS, TASKS
 from ...optimizers import OPTIMIZERS
 from ...options import BySamples, Whole, all_options
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from ...training.checkpoint.files import KEEP
 from ...training.consistency import EVERY
 from ...training.session.options import FOLLOWS
 from ...version import __version__
 from ..options import add_option, add_options, check_of, reader
-
-KEEP = 3  #: checkpoints
 
 SIZES = BySamples(Whole(1))  #: of minibatches
 

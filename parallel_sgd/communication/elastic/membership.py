@@ -34,7 +34,7 @@ from ..liveness.rank_status import FAILED, FINISHED, LOST, report_end
 from ..liveness.watchdog import Watchdog, standing_by
 from ..phrases import in_words
 from ..stderr import write_stderr
-from .reconfigure import Member, Membership, Role, new_membership
+from .next_group import Member, Membership, Role, new_membership
 
 _FINISHED = 2  #: tag: the sender's program has finished
 

@@ -18,9 +18,10 @@ import numpy as np
 from ...errors import UserError
 from ...kernels import array_module, on_host
 from ..communicator import Communicator
-from ..liveness.failure import is_rank_failure, reconfigure_ranks
+from ..liveness.failure import is_rank_failure
 from ..messages import Array
 from ..serialization import packed, unpacked
+from .retry import reconfigure_ranks
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from ..communicator import Communicator
 from ..liveness.failure import RankFailed
 from ..threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld
 from ..timeouts import TIMEOUT_S
-from .reconfigure import Member, Membership, Role, new_membership
+from .next_group import Member, Membership, Role, new_membership
 from .replay_log import WithReplayLog
 
 Result = TypeVar("Result")

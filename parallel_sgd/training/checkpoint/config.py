@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...validation import checked_path, integer, number, set_validated, shown
-from .files import checkpoints_in
+from .files import KEEP, checkpoints_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class CheckpointConfig:
     folder: str | os.PathLike[str]
     every: int | None = None
     every_s: float | None = None
-    keep: int = 3
+    keep: int = KEEP
     resume: str | os.PathLike[str] | bool | None = None
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ class Checkpoints:
         self,
         folder: str | os.PathLike[str],
         *,
-        keep: int = 3,
+        keep: int = files.KEEP,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         require_safetensors()

@@ -24,8 +24,8 @@ from .evaluation import Evaluation
 from .minibatches import SessionMinibatches
 from .non_finite import NonFiniteRunner
 from .options import SessionOptions
-from .output import CallOnce, RunOutput, run_callback
 from .preemption import Preemption
+from .run_output import CallOnce, RunOutput, run_callback
 from .state import Progress, SessionState
 
 BY_CALLBACK = "ended by a callback"
