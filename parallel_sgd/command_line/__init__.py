@@ -1,1 +1,1 @@
-"""The command line: `parallel-sgd run`, `train` and `info`."""
+"""The commands `train`, `predict`, `simulate`, `plan`, `info`, `doctor` and `cluster`."""
