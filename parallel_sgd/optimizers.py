@@ -119,6 +119,11 @@ class UpdateRule(Options, ABC):
         """
 
     @property
+    def rate_is_per_sample(self) -> bool:
+        """True if, at one rate, a minibatch twice as large takes a step twice as long. Local."""
+        return False
+
+    @property
     def has_second_moment(self) -> bool:
         """True if the rule divides by a mean square of gradients, and so needs the mean square
         before quantization. Local."""
@@ -158,6 +163,10 @@ class Optimizer(UpdateRule):
                 f"lr_per_sample={shown(self.lr_per_sample)}: exactly one of them must be given"
             )
         super().__post_init__()
+
+    @property
+    def rate_is_per_sample(self) -> bool:
+        return self.lr_per_sample is not None
 
     @property
     def initial_values(self) -> Mapping[str, float]:

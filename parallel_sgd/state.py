@@ -22,6 +22,8 @@ __all__ = [
     "StateReplaced",
     "across",
     "components",
+    "components_of",
+    "wait_for",
     "weight_of",
     "workspace",
 ]
@@ -174,6 +176,18 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
         if asked or not field.metadata.get("workspace"):
             for place, component in components(value):
                 yield f"{field.name}.{place}".rstrip("."), component
+
+
+def components_of(states: Mapping[str, Any]) -> list[Component]:
+    """Return all components of all states, such as a learner's `states`. Local."""
+    return [component for state in states.values() for _, component in components(state)]
+
+
+def wait_for(states: Mapping[str, Any]) -> None:
+    """Wait for background work, so that all states are complete; training is not affected.
+    Local."""
+    for component in components_of(states):
+        component.wait()
 
 
 class Cause(Enum):

@@ -162,4 +162,5 @@ class Agreement:
 
 def _when(learner: LearnerView) -> tuple[int, int]:
     """Return when ranks have joined last, and the generation of ranks."""
-    return getattr(learner, "agreed_at", 0), getattr(learner.comm, "generation", 0)
+    agreed, comm = getattr(learner, "agreed", None), learner.comm
+    return getattr(agreed, "generation", 0), getattr(comm, "generation", 0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..data import RankSource
 from ..schedules import Steps
-from ..state import weight_of
+from ..state import wait_for, weight_of
 from ..training import Learner
 from ..training.state.state_tree import capture, flatten, restore, unflatten
 from .cases import (
@@ -154,7 +154,7 @@ def observed(case: Case) -> str | None:
         learner.meet()
         with learner.shared_model():
             pass
-        learner.wait()
+        wait_for(learner.states)
         weight_of(learner.state)
         run.record(learner, step(learner, parts))
     return first_difference(run.finish(learner), case.run())

@@ -11,6 +11,7 @@ import numpy as np
 from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..optimizers import SGD
+from ..state import wait_for
 from ..training import Learner
 from ..training.state.reshard import leaves
 from .cases import (
@@ -195,7 +196,7 @@ def _displacement(
 def _declared(learner: Learner) -> Array:
     """Return the sums declared by all ranks' states: see `Displacement.pending`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
-    learner.wait()
+    wait_for(learner.states)
     for name, rule, value in leaves(learner.state, "algorithm"):
         if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
             sums += value

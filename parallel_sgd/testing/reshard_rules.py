@@ -15,7 +15,7 @@ import numpy as np
 
 from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
-from ..state import weight_of
+from ..state import wait_for, weight_of
 from ..training import Learner
 from ..training.checkpoint.compatibility import require_possible
 from ..training.state.reshard import leaves, reshard, stripe_sizes
@@ -176,7 +176,7 @@ def _shared_model(learner: Learner) -> Array:
 
 def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
     """Describe state declared the same, but different from rank 0's, or return None. Collective."""
-    learner.wait()
+    wait_for(learner.states)
     local = _declared_same(learner.local_step.state, "optimizer")
     local |= _declared_same(learner.state, "algorithm")
     first = learner.comm.allgather_object(local if learner.comm.rank == 0 else None)[0]

@@ -76,7 +76,7 @@ class FlatModule:
         self._hooks: list[Any] = []
         for name, tensor in self.tensors.items():
             tensor.data = as_tensor(self.parameters[name])
-            _wrapped[id(tensor)] = ref(tensor)
+        self._claim()
         self._places = [
             (owner, own_name, parameter)
             for owner in module.modules()
@@ -95,6 +95,10 @@ class FlatModule:
         self._addresses = [(name, p, p.data_ptr()) for name, p in self.tensors.items()]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._vectors: dict[int, tuple[Array, list[torch.Tensor]]] = {}
+
+    def _claim(self) -> None:
+        for tensor in self.tensors.values():
+            _wrapped[id(tensor)] = ref(tensor)
 
     def release(self) -> None:
         """Make the module available to another learner. Its parameters stay views of the vector.
@@ -116,6 +120,7 @@ class FlatModule:
             gradient: of the parameters' layout.
         """
         self.gradient = gradient
+        self._claim()
         self._remove_hooks()
         views = self.views_of(gradient.flat)
         self.versions[:] = (view._version for view in views)

@@ -18,7 +18,8 @@ from ..training.session.batches import Batch, Samples, mapped, samples_in
 from ..training.session.objective import Metric, checked_metrics, measured
 from ..training.session.objective import Objective as AnyObjective
 from ..validation import choice, function, integer, kind_of
-from .learner import Learner, Reduction
+from .adapter import Reduction
+from .learner import Learner
 from .module import device_of
 
 Loss = Callable[[Any, Any], torch.Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..algorithms import Algorithm
@@ -10,39 +10,100 @@ from ..communication import Communicator
 from ..optimizers import UpdateRule
 from ..options import all_options, values_of
 from ..parameters import Parameters
-from ..validation import instance, integer
+from ..validation import choice, instance, integer
 from ..version import __version__
+from .consistency import EVERY
+from .model_adapter import ModelAdapter
+from .non_finite import MOST_SKIPPED, POLICIES, NotFinite, require_can_skip
+from .recovery.rollback import COMMIT_EVERY
 
 
-def agree_on_arguments(
-    comm: Communicator,
-    parameters: Parameters,
-    optimizer: UpdateRule,
-    algorithm: Algorithm[Any],
-    sync_perf_stats: int,
-    commit_every: int,
-) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Options:
+    """A learner's options; `Learner` documents them."""
+
+    sync_perf_stats: int = 0
+    minibatch_size: int | None = None
+    commit_every: int = COMMIT_EVERY
+    not_finite: NotFinite = "stop"
+    most_skipped: int = MOST_SKIPPED
+    compare_every: int = EVERY
+
+    @property
+    def skips(self) -> bool:
+        """True if minibatches that are not finite are skipped. Local."""
+        return self.not_finite == "skip"
+
+    def checked(self, algorithm: Algorithm[Any]) -> Options:
+        """Return the options as plain numbers. Local.
+
+        Raises:
+            UserError: an option is invalid, or `algorithm` cannot skip.
+        """
+        if choice("not_finite", self.not_finite, POLICIES) == "skip":
+            require_can_skip(algorithm)
+        size = self.minibatch_size
+        return Options(
+            integer("sync_perf_stats", self.sync_perf_stats, 0),
+            None if size is None else integer("minibatch_size", size, 1),
+            integer("commit_every", self.commit_every, 1),
+            self.not_finite,
+            integer("most_skipped", self.most_skipped, 0),
+            integer("compare_every", self.compare_every, 0),
+        )
+
+
+class AgreedArguments:
+    """A learner's arguments, equal on all ranks, and carried through recoveries.
+
+    Args:
+        options: the learner's.
+
+    Attributes:
+        options: as plain numbers, after the first comparison.
+        choices: choices by measurements, such as of a transport, by name; the same on all ranks.
+        generation: of the ranks, at the latest comparison.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.generation = options, 0
+        self.choices: dict[str, Any] = {}
+        self._are_compared = False
+
+    def renew(self, world: Communicator, adapter: ModelAdapter, algorithm: Algorithm[Any]) -> None:
+        """Compare the arguments of all ranks, if any rank has joined since the latest comparison.
+        Collective. Choices are carried over to ranks that join.
+
+        Raises:
+            SharedError: on all ranks, if an argument is invalid on any rank, or the ranks disagree.
+        """
+        held = world.allgather_object((self._are_compared, self.choices, self.generation))
+        self.generation = max(generation for _, _, generation in held)
+        if not all(are_compared for are_compared, _, _ in held):
+            adapter.prepare(world)
+            self.options = agree(world, adapter, algorithm, self.options)
+            self.generation = world.generation
+        self.choices = next((choices for _, choices, _ in held if choices), {})
+        self._are_compared = True
+
+
+def agree(
+    comm: Communicator, adapter: ModelAdapter, algorithm: Algorithm[Any], options: Options
+) -> Options:
     """Check that a learner's arguments are valid, and equal on all ranks. Collective.
 
     Returns:
-        `sync_perf_stats` and `commit_every` as plain numbers.
+        The options as plain numbers.
     Raises:
-        UserError: an argument is invalid, or the ranks disagree; on all ranks, unless `comm` itself
-            is no communicator.
+        SharedError: on all ranks, if an argument is invalid on any rank, or the ranks disagree.
     """
-    require_communicator(comm)
+    parameters, optimizer = adapter.parameters, adapter.optimizer
     comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
-    every, commit_every = comm.together(
-        lambda: (
-            integer("sync_perf_stats", sync_perf_stats, 0),
-            integer("commit_every", commit_every, 1),
-        )
-    )
+    options = comm.together(lambda: options.checked(algorithm))
     comm.require_agreement(
         {
             "parallel_sgd version": __version__,
-            "sync_perf_stats": every,
-            "commit_every": commit_every,
+            **{field.name: getattr(options, field.name) for field in fields(options)},
             "number of parameters": parameters.flat.size,
             "layout of the parameters": parameters.shapes,
             "dtype of the parameters": str(parameters.dtype),
@@ -50,7 +111,7 @@ def agree_on_arguments(
             **_facts_of("optimizer", optimizer),
         }
     )
-    return every, commit_every
+    return options
 
 
 def require_communicator(comm: Any) -> None:

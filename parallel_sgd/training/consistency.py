@@ -59,6 +59,7 @@ class ConsistencyCheck:
         gradient_mark: returns the mark of this rank's gradient before the exchange; 0 means no
             mark.
         every: steps between two comparisons of models; 0: models are never compared.
+        before: the check of the learner before its ranks have changed, if any.
 
     Attributes:
         compares: True if models are compared, too.
@@ -76,10 +77,12 @@ class ConsistencyCheck:
         ledger: MinibatchLedger,
         gradient_mark: Callable[[], int],
         every: int = EVERY,
+        before: ConsistencyCheck | None = None,
     ) -> None:
         self._number, self._runner, self._every = number, runner, every
         self._local_step, self._ledger = local_step, ledger
-        self.compares, self.marks = every > 0, True
+        self.compares: bool = every > 0 if before is None else before.compares
+        self.marks = True
         self.note = self.notes = self.mark = 0
         self.marks_equal = False
         self._gradient_mark, self._looks, self._same = gradient_mark, 0, 0
@@ -107,6 +110,15 @@ class ConsistencyCheck:
             yield
         finally:
             comm.consistency = None
+
+    def meet(self, comm: Communicator) -> None:
+        """Synchronize all ranks, and check them. Collective.
+
+        Raises:
+            SharedError: on all ranks, if any rank has failed or the ranks differ.
+        """
+        with self.during(MEET, comm):
+            self._runner.meet()
 
     def fingerprint(self, steps: int) -> int:
         sign = self._number * len(CALLS) + self._call

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar, cast
 
-from ..communication import InBackground, can_recover
+import numpy as np
+
+from ..algorithms import Algorithm, Work
+from ..algorithms.skipped import Skipped
+from ..communication import Communicator, Group, can_recover
+from ..communication.liveness.rank_status import report_training
 from ..errors import SharedError, UserError
-from ..trace import NO_TRACE
-from ..validation import integer, kind_of, one_number
-from ..warning import warn
+from ..kernels import array_module
+from ..optimizers import UpdateRule
+from ..parameter_server import RemoteTables
+from ..parameters import Parameters
+from ..state import Cause, StateReplaced
+from ..validation import kind_of
 from . import non_finite
-from .consistency import FAIL, FINISH, MEET, SAME_GRADIENTS, STEP
+from .arguments import AgreedArguments, Options, require_communicator
+from .background_tasks import BackgroundTasks
+from .consistency import EVERY, FAIL, FINISH, ConsistencyCheck
 from .feed import Feed
-from .learner_setup import LearnerSetup
-from .minibatch_ledger import MOST_SAMPLES
+from .fixed_attributes import AS_MADE, FixedAttributes
+from .minibatch_ledger import MinibatchLedger
+from .model_access import ModelAccess
+from .model_adapter import ModelAdapter
+from .non_finite import MOST_SKIPPED, NotFinite
+from .preparing import prepare_kernels
+from .recovery.base import NoRecovery, Recovery, begin_with_remaining
+from .recovery.rollback import COMMIT_EVERY, Rollback
+from .recovery.server_failover import ServedLearner, ServerFailover
+from .runner import AlgorithmRunner
+from .step import TrainingStep
+from .step_timer import StepTimer
 
 Result = TypeVar("Result")
 
 
-class Learner(LearnerSetup):
+class Learner(FixedAttributes):
     """Trains the ranks' common model with the gradients computed by each rank.
 
     Args:
@@ -60,6 +79,9 @@ class Learner(LearnerSetup):
         skipped: minibatches skipped because of infinite or NaN numbers.
         consistency: the facts compared between ranks at every synchronization.
         recovery: continues training after rank failures; `NoRecovery` without fault-tolerant ranks.
+        ledger: the minibatches that a source has issued and no step has taken.
+        adapter: the model behind the parameters.
+        access, agreed, background_tasks, timer: see their classes.
 
     Collective. Memory: the gradient, plus the buffers of optimizer and algorithm. An MPI has room
     for some thousand communicators, so a program with many learners must close each learner: by
@@ -76,6 +98,119 @@ class Learner(LearnerSetup):
     >>> learner.step(samples=len(x))
     8
     """
+
+    fixed = dict.fromkeys(
+        (
+            *("optimizer", "algorithm", "comm", "world", "local_step"),
+            *("sync_perf_stats", "minibatch_size", "commit_every"),
+            *("not_finite", "most_skipped", "compare_every"),
+        ),
+        AS_MADE,
+    ) | {
+        "gradient": "fill it in place, learner.gradient.flat[...] = gradient.flat",
+        "parameters": "change them in place, learner.parameters.flat[...] = parameters.flat",
+        "lr": "the optimizer has it; give that a schedule (parallel_sgd.schedules), or set "
+        "group['lr'] of a PyTorch optimizer's param_groups",
+    }
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        optimizer: UpdateRule,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+        *,
+        sync_perf_stats: int = 0,
+        minibatch_size: int | None = None,
+        commit_every: int = COMMIT_EVERY,
+        not_finite: NotFinite = "stop",
+        most_skipped: int = MOST_SKIPPED,
+        compare_every: int = EVERY,
+    ) -> None:
+        options = Options(
+            sync_perf_stats, minibatch_size, commit_every, not_finite, most_skipped, compare_every
+        )
+        self._start(ModelAdapter(parameters, optimizer), algorithm, comm, options)
+
+    def _start(
+        self,
+        adapter: ModelAdapter,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+        options: Options,
+    ) -> None:
+        """Set up the learner of a model on the ranks. Collective."""
+        require_communicator(comm)
+        comm.require_whole()
+        self.adapter, self.algorithm, self.world = adapter, algorithm, comm
+        self.agreed = AgreedArguments(options)
+        self.access, self.skipped = ModelAccess(), Skipped()
+        self.timer = StepTimer(comm, lambda: self.bytes_sent)
+        self.recovery: Recovery = NoRecovery()
+        self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all fault-tolerant ranks
+        self._group: Group | None = None
+        self._number = comm.learners
+        self._training_step = TrainingStep(self)
+        self._sent_before = 0  # by the learner of the loaded checkpoint
+        try:
+            begin_with_remaining(comm, self._begin)
+        except BaseException:  # so that another learner can use model and optimizer
+            adapter.detach()
+            raise
+        comm.learners += 1
+        self._is_made = True
+
+    def _begin(self) -> None:
+        """Check the arguments and set up all parts; again on the remaining ranks if a rank fails
+        meanwhile. Collective."""
+        comm, algorithm, adapter = self.world, self.algorithm, self.adapter
+        adapter.detach()
+        self.agreed.renew(comm, adapter, algorithm)
+        self.parameters = adapter.parameters
+        self.gradient = self.parameters.like()
+        self.local_step = adapter.bind()
+        x = self.parameters.flat
+        if array_module(x) is np:
+            steps = self.local_step.first_calls(quantized=algorithm.quantizes_in_steps)
+            prepare_kernels(comm, algorithm.first_calls(x[:0].copy()) + steps)
+        self.ledger = MinibatchLedger(algorithm, self.local_step)
+        self.background_tasks = BackgroundTasks(self.fail)
+        self._form_group()
+        if comm.fault_tolerant and algorithm.roles.together:
+            self.recovery = Rollback(self, self._reconfigure, self.agreed.options.commit_every)
+        elif comm.fault_tolerant and not isinstance(self.recovery, ServerFailover):
+            # Made once: if ranks fail during setup, the failover still knows this rank's shards.
+            self.recovery = ServerFailover(cast(ServedLearner, self), self._reconfigure)
+        self.recovery.begin()
+        report_training()
+
+    def _form_group(self) -> None:
+        """Give every rank its role, and make the state before the first minibatch. Collective."""
+        x, step, options = self.parameters, self.local_step, self.agreed.options
+        algorithm, choices = self.algorithm, self.agreed.choices
+        self.skipped.skips, self.skipped.most = options.skips, options.most_skipped
+        self.group = self._group = group = algorithm.roles.form(self.world, self._group)
+        self.comm = group.own
+        self.world.broadcast(x.flat)
+        size = options.minibatch_size
+        work = Work(x, self.gradient, step, self.comm, group, size, self.skipped, choices)
+        self.runner = AlgorithmRunner(algorithm, work)
+        self.state = self.runner.state
+        parts = self.runner, step, self.ledger, self.adapter.gradient_mark
+        before = getattr(self, "consistency", None)
+        self.consistency = ConsistencyCheck(self._number, *parts, options.compare_every, before)
+        self.adapter.attach(self)
+        self.timer.watch(options.sync_perf_stats, group, asynchronous=algorithm.asynchronous)
+
+    def _reconfigure(self) -> None:
+        """Set up this learner on the changed ranks, like a new one except for its state.
+        Collective."""
+        sent = self.bytes_sent
+        self.agreed.renew(self.world, self.adapter, self.algorithm)
+        self._is_made = False
+        self._form_group()
+        self._is_made = True
+        self.bytes_sent = sent
 
     def recover(self) -> None:
         """Continue training without the failed ranks. Call this on all remaining ranks after a
@@ -145,12 +280,12 @@ class Learner(LearnerSetup):
 
         Local.
         """
-        self._ledger.add(samples, total)
+        self.ledger.add(samples, total)
 
     def discard_issued(self) -> None:
         """Discard the announced minibatches that no step has taken, and their source. Later steps
         have no source, or a new source. Local."""
-        self._ledger.clear()
+        self.ledger.clear()
 
     def feed(self) -> Feed:
         """Open a `with` block for one pass of a source over its minibatches. The feed gives the
@@ -161,7 +296,7 @@ class Learner(LearnerSetup):
         a complete pass, minibatches without a step stay queued. If the block is left early, such
         minibatches are discarded.
         """
-        return Feed(self._ledger, self.algorithm, self.fail, self.recovery)
+        return Feed(self.ledger, self.algorithm, self.fail, self.recovery)
 
     def ready(self, name: str) -> None:
         """Report the gradient of one parameter as complete, before `step`, during the backward
@@ -176,10 +311,10 @@ class Learner(LearnerSetup):
         Local. After this call the rank must take the step with samples. The call is optional for
         each parameter.
         """
-        self.require_open()
+        self.access.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        if self._ledger.next_is_discarded:
+        if self.ledger.next_is_discarded:
             return
         self.runner.ready(name)
 
@@ -204,88 +339,7 @@ class Learner(LearnerSetup):
 
         Collective: every rank takes every step. The algorithm decides on the communication.
         """
-        if loss is not None:
-            try:
-                self.skipped.check_loss(float(one_number("loss", loss)))
-            except UserError as error:
-                self.fail(str(error))
-        ledger = self._ledger
-        if not self._take_discarded(samples):
-            before = ledger.steps
-            if self.recovery.step(self._timed_step, samples):
-                return ledger.trained
-            if ledger.steps == before:  # the step failed before its minibatch was taken
-                self._take_discarded(samples)
-        self._discard_minibatch()
-        self.last_samples = 0
-        return 0
-
-    def _take_discarded(self, samples: int) -> bool:
-        try:
-            return self._ledger.take_discarded(samples)
-        except UserError as error:
-            self.fail(str(error))
-
-    def _discard_minibatch(self) -> None:
-        """Discard this rank's computed results: the minibatch will be issued again. Local."""
-        self.skipped.problem(None)
-
-    def _timed_step(self, samples: int) -> int:
-        if self._background_tasks.work or self._closed:
-            self._check_background_tasks()
-        if self._shared.is_shown:
-            self.require_own_model("step")
-        trace, stats = self.world.trace, self._performance
-        if stats is None and trace is NO_TRACE:
-            if self._computes_since is not None:
-                self._computes_since = None
-            return self._step(samples)
-        if self._computes_since is not None:
-            trace.record("compute", self._computes_since, time.perf_counter())
-        if stats:
-            stats.begin_step()
-        with trace.span("step"):
-            total = self._step(samples)
-        if stats and (line := stats.stepped(samples, total, lambda: self.bytes_sent)):
-            print(line, flush=True)
-        self._computes_since = time.perf_counter()
-        return total
-
-    def _step(self, samples: int, *, skip: bool = False) -> int:
-        """Take a step; with `skip`, on all ranks, only the clock advances."""
-        if self.serves:
-            raise UserError(
-                f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
-                "there, which serves (sources give it no minibatches)"
-            )
-        comm, ledger = self.comm, self._ledger
-        self.consistency.begin(STEP, comm)
-        try:
-            try:
-                samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = ledger.take(samples)
-            except UserError as error:
-                self.fail(str(error))
-            if samples == 0:  # remove the result of the last exchange
-                self.gradient.flat.fill(0)
-            if skip:
-                trained = self.runner.skip(samples, total)
-            elif self.skipped.skips:
-                trained = non_finite.train(self.runner, samples, total)
-            else:
-                trained = self.runner.train(samples, total)
-            ledger.trained = trained
-            if total is not None and trained > total:
-                ledger.catch_up(trained - total)
-        finally:
-            comm.consistency = None
-            ledger.end_step()
-        if self.consistency.mark and self.consistency.same_gradients() and comm.rank == 0:
-            try:
-                warn(SAME_GRADIENTS)
-            except UserError as error:
-                self.fail(str(error))
-        return trained
+        return self._training_step.run(samples, loss)
 
     def fail(self, problem: str) -> NoReturn:
         """End training because of a problem on this rank alone (bad data, say), in place of a
@@ -297,7 +351,7 @@ class Learner(LearnerSetup):
             UserError: on this rank now, and on every rank at its next synchronization: in `step`,
                 `meet` or `finish`.
         """
-        self.require_open()
+        self.access.require_open()
         self.discard_issued()
         with self.consistency.during(FAIL, self.comm):
             self.runner.fail(problem)
@@ -310,25 +364,8 @@ class Learner(LearnerSetup):
             UserError: on all ranks, if any rank has called `fail`, or if the ranks disagree on the
                 minibatches so far, the samples trained on, or the model.
         """
-        self.require_open()
-        self.recovery.collective(self.meet_once)
-
-    def meet_once(self) -> None:
-        """Synchronize as `meet` does, but without a retry after a rank failure. Collective.
-
-        Raises:
-            RanksLost: a rank has failed (with fault-tolerant ranks).
-        """
-        with self.consistency.during(MEET, self.comm):
-            self.runner.meet()
-
-    @contextmanager
-    def outside_training(self, name: str) -> Iterator[None]:
-        """Record a `with` block under this name in the trace, not as computing: for work between
-        two steps, such as an evaluation. Local."""
-        with self.world.trace.span(name):
-            yield
-        self._computes_since = time.perf_counter()
+        self.access.require_open()
+        self.recovery.collective(lambda: self.consistency.meet(self.comm))
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -339,7 +376,7 @@ class Learner(LearnerSetup):
             UserError: on all ranks, as `meet`.
         """
         self.meet()
-        with self.outside_training("evaluate"), self.shared_model():
+        with self.timer.outside_training("evaluate"), self.shared_model():
             yield
 
     @contextmanager
@@ -350,8 +387,8 @@ class Learner(LearnerSetup):
         block must not take steps or save checkpoints. Training afterwards continues as if there had
         been no block. Local. Copies the model if the common model differs from `parameters`.
         """
-        self.require_open()
-        with self._shared.shown(self.parameters.flat, self.runner.common_model()):
+        self.access.require_open()
+        with self.access.shown(self.parameters.flat, self.runner.common_model()):
             yield
 
     def finish(self) -> None:
@@ -363,31 +400,24 @@ class Learner(LearnerSetup):
             UserError: on all ranks, as `meet` does; or if a rank has taken no step with samples
                 issued before its source ended, and some ranks have (or cannot be asked).
         """
-        self.require_own_model("finish")
+        self.access.require_own("finish")
         # bounded: waits for work of this rank, whose own waits are bounded
-        self._background_tasks.wait()  # background tasks may need the servers, and these end below
-        self._check_background_tasks()
+        self.background_tasks.wait()  # background tasks may need the servers, and these end below
+        self.access.require_open()
+        self.background_tasks.check()
         try:
-            self._ledger.require_none_skipped()
+            self.ledger.require_none_skipped()
         except UserError as error:
             self.fail(str(error))
         with self.world.trace.span("serve" if self.serves else "finish"):
             self.recovery.finish(self._complete)
-        self._stop_statistics()
+        self.timer.stop()
 
     def _complete(self) -> None:
         with self.consistency.during(FINISH, self.comm):
             non_finite.finish(self.runner)
-
-    def add_background_task(self, work: InBackground[Any]) -> None:
-        """Register work that runs during training, such as writing a checkpoint. `step` and
-        `finish` report a failure of this work to all ranks; `close` waits for its end. Local."""
-        self._background_tasks.add(work)
-
-    def _check_background_tasks(self) -> None:
-        """Report a failed background task to all ranks, in place of a step."""
-        self.require_open()
-        self._background_tasks.check()
+        if not self.serves:
+            self.adapter.finish()
 
     def close(self) -> None:
         """Release the learner's communicators, threads and buffers.
@@ -402,13 +432,13 @@ class Learner(LearnerSetup):
 
         Collective, including ranks that serve.
         """
-        if not self._closed:
+        if not self.access.is_closed:
             self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        self._closed = True
+        self.access.is_closed = True
         try:
-            self._background_tasks.end(failed=failed)
+            self.background_tasks.end(failed=failed)
         finally:
             try:
                 self.runner.close(failed=failed)
@@ -416,26 +446,82 @@ class Learner(LearnerSetup):
                 if not can_recover(self.world, error):
                     raise
                 self.recovery.give_up()
-            self._stop_statistics()
-
-    def _stop_statistics(self) -> None:
-        if self._performance:
-            if said := self._performance.missed():
-                print(said, flush=True)
-            self.world.trace, self._performance = self._performance.passed_on, None
+            finally:
+                self.timer.stop()
+                self.adapter.detach()
 
     def model_arrays(self) -> dict[str, Any]:
         """Return the arrays for a model file, by name: views of the parameters. Local."""
-        return {name: self.parameters[name] for name in self.parameters}
+        return self.adapter.arrays()
 
-    def require_open(self) -> None:
-        """Refuse a call on a closed learner. Local."""
-        if self._closed:
-            raise UserError("this learner is closed: after close() it cannot train any more")
+    def state_replaced(self, cause: Cause) -> None:
+        """Report the replacement of the learner's whole state to its parts.
 
-    def require_own_model(self, name: str) -> None:
-        """See `SharedModel.require_own`. Local."""
-        self._shared.require_own(name)
+        Collective on fault-tolerant ranks, unless `cause` is RECOVERED; otherwise local.
+        """
+        event = StateReplaced(cause, self.samples)
+        for part in (self.ledger, self.skipped, self.recovery, self.adapter):
+            part.state_replaced(event)
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """The contents of a checkpoint besides the parameters, by name: dataclasses as described in
+        `parallel_sgd.state`. Local."""
+        own = {"optimizer": self.local_step.state, "algorithm": self.state}
+        return own | self.adapter.states
+
+    @property
+    def samples(self) -> int:
+        """Samples seen by all ranks so far. Local."""
+        return self.local_step.state.samples
+
+    @samples.setter
+    def samples(self, samples: int) -> None:
+        self.local_step.state.samples = samples
+
+    @property
+    def last_samples(self) -> int:
+        """Samples of all ranks in the latest step; 0 means that every rank has run out of data.
+        Local."""
+        return self.ledger.trained
+
+    @last_samples.setter
+    def last_samples(self, samples: int) -> None:
+        self.ledger.trained = samples
+
+    @property
+    def serves(self) -> bool:
+        """True if this rank has no data and takes no steps: `finish` serves until the workers have
+        finished. Sources issue no minibatches to such a rank. Local."""
+        return self.group.serves
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """The tables that the algorithm keeps on servers (`Embedding`, `ArrayTable`), by name. A
+        missing name is a UserError. Local."""
+        return RemoteTables(getattr(self.state, "tables", {}))
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the algorithm's statistics of this rank's training so far (of all ranks' training,
+        after `finish`), in a form that JSON can hold; None if there are none. Local."""
+        report, recovery = self.runner.report(), self.recovery.report()
+        return (report or {}) | {"recovery": recovery} if recovery else report
+
+    @property
+    def distributed(self) -> bool:
+        """True if this rank takes its part of each minibatch; False during the warm start, when
+        every rank takes the whole minibatch. Local."""
+        return self.samples >= self.algorithm.distributed_after
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent to other ranks for training so far, as its algorithm
+        counts. Local."""
+        return self._sent_before + self.runner.bytes_sent
+
+    @bytes_sent.setter
+    def bytes_sent(self, sent: int) -> None:
+        self._sent_before += sent - self.bytes_sent
 
     def __enter__(self) -> Self:
         return self
@@ -443,9 +529,9 @@ class Learner(LearnerSetup):
     def __exit__(self, kind: object, error: object, frames: object) -> None:
         if error is None:
             self.close()
-        elif isinstance(error, SharedError) and not self._closed:
+        elif isinstance(error, SharedError) and not self.access.is_closed:
             self._close(failed=True)
-        self._closed = True
+        self.access.is_closed = True
 
 
 def require_learner(learner: Any) -> Learner:

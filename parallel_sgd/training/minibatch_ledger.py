@@ -86,6 +86,11 @@ class MinibatchLedger:
         self.taken = 0  #: minibatches in the latest step; 0 without announcements
 
     @property
+    def is_fed(self) -> bool:
+        """True while a source issues minibatches. Local."""
+        return self.feed is not None
+
+    @property
     def clock(self) -> int:
         """Samples of all ranks before the current step; between steps, the samples so far."""
         began = self._step_began

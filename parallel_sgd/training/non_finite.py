@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 from ..algorithms import Algorithm
 from ..algorithms.skipped import MOST
-from ..communication import Communicator
 from ..errors import DivergedError, SharedProblem, UserError
-from ..validation import choice, integer
 from .runner import AlgorithmRunner
 from .warm_start import in_warm_start
 
@@ -16,41 +14,6 @@ MOST_SKIPPED = MOST  #: times in a row
 
 NotFinite = Literal["stop", "skip"]
 POLICIES: tuple[NotFinite, ...] = ("stop", "skip")
-
-
-def agree_on_numbers(
-    comm: Communicator,
-    algorithm: Algorithm[Any],
-    not_finite: NotFinite,
-    most_skipped: int,
-    compare_every: int,
-    minibatch_size: int | None,
-) -> tuple[bool, int, int, int | None]:
-    """Check the learner's numeric options, also for equality on all ranks. Collective.
-
-    Returns:
-        True if minibatches are skipped, then `most_skipped`, `compare_every` and `minibatch_size`
-        as plain numbers.
-    """
-
-    def checked() -> tuple[bool, int, int, int | None]:
-        skips = choice("not_finite", not_finite, POLICIES) == "skip"
-        if skips:
-            require_can_skip(algorithm)
-        most = integer("most_skipped", most_skipped, 0)
-        size = None if minibatch_size is None else integer("minibatch_size", minibatch_size, 1)
-        return skips, most, integer("compare_every", compare_every, 0), size
-
-    skips, most, every, size = comm.together(checked)
-    comm.require_agreement(
-        {
-            "not_finite": not_finite,
-            "most_skipped": most,
-            "compare_every": every,
-            "minibatch_size": size,
-        }
-    )
-    return skips, most, every, size
 
 
 def require_can_skip(algorithm: Algorithm[Any]) -> None:

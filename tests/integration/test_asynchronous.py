@@ -152,7 +152,7 @@ def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(fold
 
 LATE = """
 import os, time
-import parallel_sgd.training.learner_setup as setup
+import parallel_sgd.training.learner as setup
 
 say = setup.report_training
 if os.environ["OMPI_COMM_WORLD_RANK"] == "2":

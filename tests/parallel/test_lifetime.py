@@ -18,6 +18,7 @@ from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.communication import InBackground
 from parallel_sgd.communication.threads.communicator import ThreadCommunicator
 from parallel_sgd.errors import SharedError
+from parallel_sgd.state import wait_for
 from parallel_sgd.training.checkpoint import files as checkpoint_files
 from parallel_sgd.training.checkpoint.folder_lock import LOCK
 
@@ -57,7 +58,7 @@ def test_a_closed_learner(name, finished, comm):
         train(learner, 3)
         if finished:
             learner.finish()
-        learner.wait()
+        wait_for(learner.states)
         before = learner.bytes_sent, learner.samples, learner.parameters.flat.copy()
     assert (learner.bytes_sent, learner.samples) == before[:2]
     assert np.array_equal(learner.parameters.flat, before[2])

@@ -22,6 +22,7 @@ from parallel_sgd import (
 )
 from parallel_sgd.data import RankSource, Source
 from parallel_sgd.errors import SharedError
+from parallel_sgd.state import wait_for
 
 IDENTITIES = [
     local_updates.averaging_is_block_momentum_of_none,
@@ -81,7 +82,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         for _ in range(12):
             learner.gradient.flat.fill(1)
             learner.announce(1, comm.size)
-            learner.wait()
+            wait_for(learner.states)
             comm.barrier()
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
@@ -129,7 +130,7 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, v
             learner.step(samples=2)
     with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
         learner.step(samples=2)
-    learner.wait()
+    wait_for(learner.states)
     residuals = learner.state.exchange.residuals
     for array in (
         learner.state.start,

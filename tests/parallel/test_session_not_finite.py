@@ -65,7 +65,7 @@ def by_hand(comm):
     with learner_of(comm, own) as learner:
         for x, y in source.minibatches(learner):
             own.gradient(x, y, out=learner.gradient)
-            learner._step(len(x), skip=any(comm.allgather_object(is_bad(x))))
+            learner._training_step.take(len(x), skip=any(comm.allgather_object(is_bad(x))))
         learner.finish()
     return own.parameters.flat.copy()
 

@@ -19,6 +19,7 @@ from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simul
 from parallel_sgd.communication.threads.endpoint import Mailbox
 from parallel_sgd.errors import PeerFailure
 from parallel_sgd.training.checkpoint.config import SharedClock
+from parallel_sgd.training.consistency import ConsistencyCheck
 
 RANKS, STEPS = 4, 12
 
@@ -318,10 +319,10 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
     rank has died."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, min_block=10)
     come, dies, died = Counter[str](), threading.Event(), threading.Event()
-    meet_once, take = psgd.Learner.meet_once, Mailbox.take
+    meet, take = ConsistencyCheck.meet, Mailbox.take
 
-    def met(learner: psgd.Learner) -> None:
-        meet_once(learner)
+    def met(check: ConsistencyCheck, comm: Communicator) -> None:
+        meet(check, comm)
         name = threading.current_thread().name
         come[name] += 1
         if name == "rank 1" and come[name] == number:
@@ -346,7 +347,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
             learner.finish()
             return learner.serves
 
-    monkeypatch.setattr(psgd.Learner, "meet_once", met)
+    monkeypatch.setattr(ConsistencyCheck, "meet", met)
     monkeypatch.setattr(Mailbox, "take", taken)
     results = simulate_recovery(RANKS, body, timeout_s=30)
     assert died.is_set() and results == [False, False, True, None]

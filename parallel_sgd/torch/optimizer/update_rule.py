@@ -80,6 +80,10 @@ class TorchOptimizer(UpdateRule):
         return rate if self._mean else rate * samples  # type: ignore[attr-defined]
 
     @property
+    def rate_is_per_sample(self) -> bool:
+        return not self._mean  # type: ignore[attr-defined]
+
+    @property
     def has_second_moment(self) -> bool:
         return any(map(corrected_groups, optimizers_of(self._optimizer)))  # type: ignore[attr-defined]
 

@@ -103,8 +103,8 @@ def load_checkpoint(
     """
     comm = require_learner(learner).comm
     if not learner.serves:
-        learner.require_open()
-        learner.require_own_model("load_checkpoint")
+        learner.access.require_open()
+        learner.access.require_own("load_checkpoint")
         with learner.consistency.during(LOAD, learner.comm):
             learner.group.meet()  # raises on a failed rank, instead of waiting below
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))

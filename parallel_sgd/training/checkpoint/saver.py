@@ -120,7 +120,7 @@ class Checkpoints:
             raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
         if require_learner(learner).serves:
             return
-        learner.require_own_model("save")
+        learner.access.require_own("save")
         # If a rank fails, there is no checkpoint, and the others have rolled back.
         learner.recovery.attempt(lambda: self._save(learner, extra, metric, background))
 
@@ -171,7 +171,7 @@ class Checkpoints:
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
             _add_pending(self.folder, self._writing)
-            learner.add_background_task(self._writing)
+            learner.background_tasks.add(self._writing)
 
     def hold(self) -> None:
         """Keep other processes from saving in the folder, if the folder exists, before the first

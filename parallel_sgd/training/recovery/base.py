@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...communication import Communicator, can_recover, reconfigure_ranks, retry
 from ...state import StateReplaced
+from ..background_tasks import BackgroundTasks
 from ..state.stateful import Stateful
 
 Result = TypeVar("Result")
@@ -22,10 +23,7 @@ class Recoverable(Stateful, Protocol):
     """The interface of a `Learner` for recoveries; documented there."""
 
     stripe_sizes: Sequence[Mapping[str, int]]
-
-    def abandon(self) -> None: ...
-
-    def reconfigure(self) -> None: ...
+    background_tasks: BackgroundTasks
 
 
 class Recovery(ABC):
@@ -195,12 +193,15 @@ class Reconfiguring(Recovery):
 
     Args:
         learner: on ranks of a fault-tolerant communicator.
+        set_up: sets up the learner on the present ranks, like a new one except for its state.
+            Collective.
     """
 
     ranks_may_change = True
 
-    def __init__(self, learner: Recoverable) -> None:
-        self._learner, self._generation = learner, learner.world.generation
+    def __init__(self, learner: Recoverable, set_up: Callable[[], None]) -> None:
+        self._learner, self._set_up = learner, set_up
+        self._generation = learner.world.generation
 
     @abstractmethod
     def _continue(self, *, allow_join: bool) -> None:
@@ -213,17 +214,19 @@ class Reconfiguring(Recovery):
     def give_up(self) -> None:
         if self._learner.world.generation == self._generation:
             self._learner.world.revoke()
-        self._learner.abandon()
+        # bounded: waits for work of this rank, whose own waits are bounded
+        self._learner.background_tasks.wait()
+        self._learner.runner.abandon()
 
     def _reconfigure(self, *, allow_join: bool) -> None:
         """Abandon pending work, and form a group of the present ranks. Collective."""
-        learner, world = self._learner, self._learner.world
+        world = self._learner.world
         is_first_to_notice = world.generation == self._generation
         self.give_up()
         if is_first_to_notice:
             world.reconfigure(allow_join=allow_join)
         self._generation = world.generation
-        learner.reconfigure()
+        self._set_up()
 
     def _require_recoverable(self, error: Exception) -> None:
         """Raise the error again, unless the remaining ranks can continue. Local."""

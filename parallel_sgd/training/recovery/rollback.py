@@ -50,7 +50,7 @@ class Rollback(Reconfiguring):
     """Keeps two snapshots of a learner, and restores one after a rank failure.
 
     Args:
-        learner: on ranks of a fault-tolerant communicator.
+        learner, set_up: see `Reconfiguring`.
         commit_every: steps between two snapshots, if the algorithm allows.
 
     Attributes:
@@ -59,8 +59,8 @@ class Rollback(Reconfiguring):
     Memory: two copies of the state. Cost: a pass over the state for each snapshot.
     """
 
-    def __init__(self, learner: Recoverable, commit_every: int) -> None:
-        super().__init__(learner)
+    def __init__(self, learner: Recoverable, set_up: Callable[[], None], commit_every: int) -> None:
+        super().__init__(learner, set_up)
         self._every = commit_every
         self._snapshots = (Snapshot(), Snapshot())
         self._taken = 0  # snapshots so far, equal on all ranks

@@ -26,6 +26,8 @@ from ...parameter_server import Assembled, Shard, WorkerProgress, assemble
 from ...parameter_server.roles import ServerGroup
 from ...parameter_server.statistics import unpacked_statistics
 from ...state import Cause
+from ..consistency import ConsistencyCheck
+from ..minibatch_ledger import MinibatchLedger
 from .base import Reconfiguring, Recoverable
 from .recovery_status import RecoveryStatus, ServedLosses, largest
 
@@ -41,23 +43,20 @@ class ServedLearner(Recoverable, Protocol):
     local_step: LocalStep
     bytes_sent: int
     last_samples: int
+    consistency: ConsistencyCheck
+    ledger: MinibatchLedger
 
     @property
     def serves(self) -> bool: ...
 
-    @property
-    def is_fed(self) -> bool: ...
-
     def announce(self, samples: int, total: int) -> None: ...
-
-    def meet_once(self) -> None: ...
 
 
 class ServerFailover(Reconfiguring):
     """Lets each worker of parameter servers continue from its present state.
 
     Args:
-        learner: on ranks of a fault-tolerant communicator.
+        learner, set_up: see `Reconfiguring`.
 
     Attributes:
         losses: so far.
@@ -66,8 +65,8 @@ class ServerFailover(Reconfiguring):
     Cost: these copies for each push.
     """
 
-    def __init__(self, learner: ServedLearner) -> None:
-        super().__init__(learner)
+    def __init__(self, learner: ServedLearner, set_up: Callable[[], None]) -> None:
+        super().__init__(learner, set_up)
         self._learner: ServedLearner
         self._served = -1  # latest generation of servers with this rank
         self._workers: tuple[int, ...] = ()  # of that generation, by original world rank
@@ -172,7 +171,7 @@ class ServerFailover(Reconfiguring):
         if self._completed:  # the servers have ended
             self._learner.comm.barrier()
         else:
-            self._learner.meet_once()
+            self._learner.consistency.meet(self._learner.comm)
 
     def _recover_in_request(self) -> None:
         """Recover from a rank failure in a request for rows, so that the request can be repeated.
@@ -192,7 +191,7 @@ class ServerFailover(Reconfiguring):
             if learner.world.generation != self._generation:
                 raise RanksLost("the ranks have changed")
             total, self._total = self._total, 0
-            if total and not learner.is_fed:  # other workers need its push
+            if total and not learner.ledger.is_fed:  # other workers need its push
                 learner.announce(samples, total)
             take(samples)
             learner.world.fruitless = 0
@@ -207,7 +206,7 @@ class ServerFailover(Reconfiguring):
             if learner.samples > before:  # in the warm start: a worker has taken this step
                 learner.last_samples = learner.samples - before
                 return True
-            return bool(self._total) and not learner.is_fed and self.step(take, samples)
+            return bool(self._total) and not learner.ledger.is_fed and self.step(take, samples)
 
     def finish(self, complete: Callable[[], object]) -> None:
         world = self._learner.world

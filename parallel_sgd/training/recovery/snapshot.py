@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...state import Cause
+from ...state import Cause, wait_for
 from ..state.reshard import leaves
 from ..state.state_tree import HostArray, HostCopies, Tree, capture, flatten, restore, unflatten
 from ..state.stateful import Stateful
@@ -113,7 +113,9 @@ class SharedSnapshot:
     def __init__(self, learner: Stateful, own: Snapshot | None) -> None:
         comm = self._comm = learner.comm
         self._own = own
-        learner.wait()  # dictionaries of a rank without a snapshot may lack entries until then
+        wait_for(
+            learner.states
+        )  # dictionaries of a rank without a snapshot may lack entries until then
         self._rules = {
             where: rule
             for name, state in learner.states.items()

@@ -123,7 +123,7 @@ class SessionCheckpoints:
             best: whether the model is the best so far.
         """
         extra = state.as_dict(history=self._comm.rank == 0)  # one copy is enough
-        with self._learner.outside_training("checkpoint"):
+        with self._learner.timer.outside_training("checkpoint"):
             self._saver.save(self._learner, extra=extra, metric=state.best if best else None)
 
     def wait(self) -> None:

@@ -123,7 +123,7 @@ class Evaluation:
     def _final(self) -> dict[str, Any]:
         metrics: dict[str, float] = {}
         for measured in filter(None, (self._validation, self._test)):
-            with self._learner.outside_training("evaluate"):
+            with self._learner.timer.outside_training("evaluate"):
                 metrics |= self._evaluated(measured, self._comm)
         return {"metrics": metrics, **self._report_fields()}
 
@@ -152,7 +152,7 @@ class Evaluation:
             with learner.evaluation(), self._first_workers_model():
                 return self._evaluated(measured, self._comm)
         try:
-            with learner.outside_training("evaluate"), learner.shared_model():
+            with learner.timer.outside_training("evaluate"), learner.shared_model():
                 return self._evaluated(measured, Communicator.single())
         except UserError as error:
             learner.fail(str(error))

@@ -59,7 +59,8 @@ class TrainingRun:
         self._start: int = learner.samples if kept is None else kept["start"]
         self._facts: dict[str, Any] | None = None  # the same on all ranks, once they have agreed
         self.minibatches: SessionMinibatches
-        if before is not None and kept is not None and kept["agreed_at"] == learner.agreed_at:
+        generation = learner.agreed.generation
+        if before is not None and kept is not None and kept["agreed_at"] == generation:
             self.minibatches, self._facts = before.minibatches, before._facts
             self.minibatches.tuned_size = lambda: self.state.size
         else:
@@ -136,7 +137,7 @@ class TrainingRun:
             "trained": self.output.trained,
             "begun": self._begun,
             "start": self._start,
-            "agreed_at": self.learner.agreed_at,
+            "agreed_at": self.learner.agreed.generation,
         }
 
     def _continue_from(self, kept: dict[str, Any]) -> None:
@@ -456,7 +457,7 @@ class TrainingRun:
         self.state = replace(kept, size=size, loss=0.0, count=0)
         end = learner.samples + samples
         try:
-            with learner.outside_training("search the minibatch size"):
+            with learner.timer.outside_training("search the minibatch size"):
                 for batch in self.minibatches:
                     self._step(batch)
                     if learner.samples >= end:

@@ -151,7 +151,9 @@ class SessionMinibatches:
             return 1.0
         grown = self.size_after(samples) / size_after(self._sizes, self.start)
         wanted = {"constant": 1.0, "linear": grown, "sqrt": math.sqrt(grown)}
-        return wanted[follows] / (grown if self._learner.rate_is_per_sample else 1.0)
+        return wanted[follows] / (
+            grown if self._learner.local_step.optimizer.rate_is_per_sample else 1.0
+        )
 
     def crossed(self, before: int, every: int | None) -> bool:
         """Return whether the learner has passed a multiple of `every`. True at the end. Local.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...errors import UserError
 from ...kernels import array_module, empty_like, memory
-from ...state import External
+from ...state import External, components_of, wait_for
 from .stateful import Stateful
 
 Array = Any  #: a NumPy or CuPy array
@@ -34,7 +34,7 @@ def capture(learner: Stateful) -> Tree:
     Raises:
         UserError: a state holds a value of a type not allowed by `parallel_sgd.state`.
     """
-    for component in learner.components:
+    for component in components_of(learner.states):
         component.collect() if isinstance(component, External) else component.wait()
     return {"parameters": learner.parameters.flat} | {
         name: _capture(state, name) for name, state in learner.states.items()
@@ -48,7 +48,7 @@ def room_for(learner: Stateful, saved: Tree) -> Tree:
     Raises:
         MemoryError: not enough memory for new arrays; nothing has changed.
     """
-    learner.wait()
+    wait_for(learner.states)
     x = learner.parameters.flat
     return {name: _room(live, saved[name], x) for name, live in _live(learner).items()}
 
@@ -65,14 +65,14 @@ def restore(learner: Stateful, saved: Tree, room: Tree | None = None) -> None:
     room = room or room_for(learner, saved)
     for name, live in _live(learner).items():
         _restored(live, saved[name], room[name])
-    for component in learner.components:
+    for component in components_of(learner.states):
         component.restored()
 
 
 def restore_state(learner: Stateful, name: str, saved: Tree) -> None:
     """Restore one of a learner's states, a component as a whole. Local."""
     live = learner.states[name]
-    learner.wait()
+    wait_for(learner.states)
     _restored(live, saved, _room(live, saved, learner.parameters.flat))
     live.restored()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...communication import Communicator
 from ...parameters import Parameters
-from ...state import Cause, Component
+from ...state import Cause
 from ..runner import AlgorithmRunner
 
 
@@ -33,15 +33,10 @@ class Stateful(Protocol):
     def states(self) -> Mapping[str, Any]: ...
 
     @property
-    def components(self) -> list[Component]: ...
-
-    @property
     def samples(self) -> int: ...
 
     @property
     def stripe_sizes(self) -> Sequence[Mapping[str, int]]: ...
-
-    def wait(self) -> None: ...
 
     def meet(self) -> None: ...
 

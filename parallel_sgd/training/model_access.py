@@ -1,4 +1,5 @@
-"""The common model of all ranks, shown for a while in place of a rank's local model."""
+"""Access to a learner's model: refused after `close`, and for steps while the common model is
+shown."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from ..errors import UserError
 from ..kernels import Array
 
 
-class SharedModel:
-    """Switches a learner's parameters between the local and the common model.
+class ModelAccess:
+    """Guards the use of a learner, and shows the ranks' common model in place of a local model.
 
     Attributes:
+        is_closed: True after the learner's `close`.
         is_shown: True while the parameters are the common model.
     """
 
     def __init__(self) -> None:
-        self.is_shown = False
+        self.is_closed = self.is_shown = False
 
     @contextmanager
     def shown(self, x: Array, shared: Array) -> Iterator[None]:
@@ -38,6 +40,11 @@ class SharedModel:
             self.is_shown = outer
             if own is not None:
                 x[...] = own
+
+    def require_open(self) -> None:
+        """Refuse a call on a closed learner. Local."""
+        if self.is_closed:
+            raise UserError("this learner is closed: after close() it cannot train any more")
 
     def require_own(self, name: str) -> None:
         """Refuse a call that continues training while the common model is shown. Local.
