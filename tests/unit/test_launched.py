@@ -1,12 +1,9 @@
 """What a launcher's environment says, and how an error on a rank is told."""
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,51 +137,6 @@ def test_a_process_group_of_more_than_the_world(monkeypatch: pytest.MonkeyPatch,
         require_whole(2, "MPICH", trains=True)
 
 
-APART = """
-import multiprocessing, os, sys
-import numpy as np
-import parallel_sgd as psgd
-
-comm = psgd.Communicator.world()  # also in what is started by "spawn", as for a DataLoader
-
-
-def trains(comm):
-    parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
-    psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(), comm)
-
-
-def child(case):
-    if case == "its only one":
-        os.environ["WORLD_SIZE"] = "1"
-    try:
-        trains(psgd.Communicator.single() if case == "apart" else comm)
-    except psgd.UserError as error:
-        print(case, error, flush=True)
-    else:
-        print(case, "trains", flush=True)
-
-
-if __name__ == "__main__":
-    trains(comm)
-    for case in ("its own", "apart", "its only one"):
-        process = multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(case,))
-        process.start()
-        process.join()
-"""
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_processes_of_multiprocessing_that_train_apart(how: str, tmp_path: Any) -> None:
-    (tmp_path / "apart.py").write_text(APART)
-    run = [sys.executable, str(tmp_path / "apart.py"), how]
-    environ = without_launcher(os.environ)
-    ended = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=100)
-    own, apart, only = ended.stdout.splitlines()
-    assert own.startswith("its own multiprocessing started this process ("), ended
-    assert "Communicator.single() is for a model apart" in own
-    assert (apart, only) == ("apart trains", "its only one trains")
-
-
 @pytest.fixture
 def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rank 2 of 4, in a process in which MPI is not up."""
@@ -222,6 +174,9 @@ def test_errors_are_told(
         assert err.count("\n") == 1
 
 
+NO_PROCESS = 9999999  #: a process number that Linux gives to no process
+
+
 class MpiError(RuntimeError):
     """As MPICH raises it where it reads from the memory of a process that is gone."""
 
@@ -238,21 +193,17 @@ def test_an_error_of_mpi_beside_a_rank_that_is_gone(
     own, now = board.OwnHeartbeat(), time.monotonic()
     monkeypatch.setattr(abort, "own", own)
     own.join(board.make_heartbeat_table(tmp_path / "board", 4), 2)
-    process = subprocess.Popen(["sleep", "60"])
-    birth = board._birth(process.pid)
-    own.heartbeat_table.write(board.Heartbeat(3, process.pid, birth, now, now, 0.0, 60.0, ""))
-    if gone:
-        process.kill()
-        process.wait()
+    pid = NO_PROCESS if gone else os.getpid()
+    own.heartbeat_table.write(
+        board.Heartbeat(3, pid, board._birth(os.getpid()), now, now, 0.0, 60.0, "")
+    )
     with pytest.raises(SystemExit) as caught, abort_on_error():
         raise MpiError("Other MPI error, error stack:\ninternal_Recv: process_vm_readv failed")
-    process.kill()
-    process.wait()
     err = capsys.readouterr().err
     assert caught.value.code == 1
     assert ("Traceback" in err) == (not gone)
     if gone:
-        said = f"rank 3 (pid {process.pid}) has died, and the others cannot go on with what needs "
+        said = f"rank 3 (pid {pid}) has died, and the others cannot go on with what needs "
         assert err == f"[rank 2] parallel-sgd: error: {said}all of them\n"
 
 
@@ -331,49 +282,6 @@ def test_excepthook_is_for_ranks_among_others(
     assert (sys.excepthook is not sys.__excepthook__) == installed
 
 
-STARTED = """
-import os, socket, subprocess, sys
-import parallel_sgd
-
-FAILS = "import parallel_sgd; raise ValueError('no display')"
-if sys.argv[1] == "forked":
-    child = os.fork()
-    if not child:
-        raise ValueError("no display")
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-else:
-    code = subprocess.run([sys.executable, "-c", FAILS], close_fds=False).returncode
-others = parallel_sgd.communication.liveness.abort.has_other_ranks()
-print(code, "has_other_ranks" if others else "is alone")
-"""
-
-
-@pytest.mark.parametrize("how", ["forked", "started"])
-@pytest.mark.parametrize("number", ["a socket", "a file"])
-def test_only_the_rank_ends_the_job(how: str, number: str, tmp_path: Any) -> None:
-    """A process that it starts has its environment, its exception hook and its descriptors."""
-    own, hydras = socket.socketpair()
-    with own, hydras, (tmp_path / "file").open("w") as file:
-        given = own.fileno() if number == "a socket" else file.fileno()
-        environ = without_launcher(os.environ) | MPICH | {"PMI_FD": str(given)}
-        run = partial(subprocess.run, env=environ, pass_fds=[given], capture_output=True, text=True)
-        ended = run([sys.executable, "-c", STARTED, how])
-        hydras.setblocking(False)
-        assert ended.stdout == "1 has_other_ranks\n", ended
-        assert "ValueError: no display" in ended.stderr and "[rank" not in ended.stderr
-        with pytest.raises(BlockingIOError):
-            hydras.recv(99)
-        code = "import parallel_sgd; raise ValueError('the rank itself')"
-        ended = run([sys.executable, "-c", code])
-        assert "[rank 2] ValueError: the rank itself" in ended.stderr
-        if number == "a socket":
-            assert hydras.recv(99) == b"cmd=abort exitcode=1\n"
-            assert ended.returncode == -signal.SIGKILL
-        else:  # another program has closed Hydra's, and opened that one
-            assert ended.returncode == 1
-    assert (tmp_path / "file").read_text() == ""
-
-
 def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """But one that is started by a mere wrapper, and one of a job that is started in a rank."""
     for name, value in OPEN_MPI.items():
@@ -424,30 +332,6 @@ def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
     for one, other in pairs:
         one.close()
         other.close()
-
-
-CLOSES = """
-import os
-from parallel_sgd.communication.liveness.rank_process import close_in_children
-reads, writes = os.pipe()
-close_in_children(writes)
-child = os.fork()
-if child == 0:  # its own file has that number now, also in what it forks itself
-    assert os.open(os.devnull, os.O_RDONLY) == writes
-    child = os.fork()
-    if child == 0:
-        os.fstat(writes)
-        os._exit(0)
-    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-assert os.waitpid(child, 0)[1] == 0
-os.close(writes)
-assert os.read(reads, 1) == b""
-"""
-
-
-def test_a_descriptor_is_closed_once_in_children() -> None:
-    ended = subprocess.run([sys.executable, "-c", CLOSES], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_open_mpi_sends_pieces_without_asking(monkeypatch):

@@ -1,4 +1,4 @@
-"""What a job that was started again goes on from, and how ranks hear that they are to leave."""
+"""A job that was started again goes on from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,54 +253,6 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written(job):
 def test_signals_that_cannot_be_notices(text):
     with pytest.raises(psgd.UserError, match="must be of SIGUSR1, SIGUSR2, SIGTERM"):
         preemption.chosen_signals(text)
-
-
-LISTENS = """
-import os, signal, sys
-from parallel_sgd.communication.liveness import preemption
-os.environ["PARALLEL_SGD_PREEMPT_ON"] = "SIGUSR2,SIGTERM"
-signal.signal(signal.SIGTERM, lambda number, frame: print("mine", flush=True))
-preemption.listen()
-before = signal.getsignal(signal.SIGTERM)
-
-def calls_the_one_before(number, frame):
-    print("latest", flush=True)
-    before(number, frame)
-
-signal.signal(signal.SIGTERM, calls_the_one_before)
-preemption.listen()
-preemption.listen()
-assert not preemption.preemption_requested()
-os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-assert preemption.preemption_requested()
-"""
-
-
-@pytest.mark.parametrize(("name", "said"), [("SIGTERM", "latest\nmine\n"), ("SIGUSR2", "")])
-def test_a_handler_of_the_programs_own_is_called_too(name, said):
-    command = [sys.executable, "-c", LISTENS, name]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout == said
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ('echo "$@" > asked', "job 5 of Slurm is requeued"),
-        ("echo no such job >&2; exit 1", "job 5 of Slurm could not be requeued: no such job"),
-        (None, "job 5 of Slurm could not be requeued: [Errno 2]"),
-    ],
-)
-def test_slurm_is_asked_to_requeue(tmp_path, monkeypatch, capsys, script, said):
-    monkeypatch.chdir(tmp_path)
-    if script is not None:
-        Path("scontrol").write_text(f"#!/bin/sh\n{script}\n")
-        Path("scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path) if script is None else f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    preemption.requeue()
-    assert said in capsys.readouterr().err
-    assert script != 'echo "$@" > asked' or Path("asked").read_text() == "requeue 5\n"
 
 
 def test_nobody_is_asked_outside_of_slurm(monkeypatch, capsys):
