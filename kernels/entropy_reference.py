@@ -111,7 +111,7 @@ def doubled(step: Any) -> Any:
         FloatingPointError: there is none.
     """
     if step >= F32(2.0**127):
-        raise FloatingPointError("gradients that are not finite, or as large, fit with no step")
+        raise FloatingPointError("gradients are not finite, or too large for any step")
     return step * F32(2)
 
 

@@ -44,11 +44,11 @@ _AT_ONCE = 2
 
 COMPILING = "compiling kernels, once: this takes some seconds"
 COMPILING_ANEW = (
-    "compiling kernels, which takes some seconds of every run, as no folder can keep them: set "
-    "NUMBA_CACHE_DIR to a folder that can be written"
+    "compiling kernels, which takes some seconds in every run because no folder can keep them: "
+    "set NUMBA_CACHE_DIR to a folder that can be written"
 )
-LOCK_TIMED_OUT = "another process keeps a kernel locked: compiling without waiting"
-UNREADABLE = "compiling kernels anew, as a file of compiled kernels cannot be read"
+LOCK_TIMED_OUT = "another process holds a kernel's lock: compiling without waiting"
+UNREADABLE = "compiling kernels again: a file of compiled kernels cannot be read"
 
 
 class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types

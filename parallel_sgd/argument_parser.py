@@ -40,7 +40,7 @@ def path_given(name: str, path: str) -> str:
     whole = os.path.expanduser(path)
     if whole.startswith("~"):
         raise UserError(
-            f"{name}={shown(path)} must be in a home folder that there is; write "
-            f"{shown('./' + path)} for one that is called so"
+            f"{name}={shown(path)} must be in a home folder that exists; write "
+            f"{shown('./' + path)} for a path that begins with ~"
         )
     return whole

@@ -110,7 +110,7 @@ class ArrayInFile:
         self.shape: tuple[int, ...] = tuple(self._slice.get_shape())
         dtype = self._slice.get_dtype()
         if dtype not in DTYPES:
-            raise UserError(f"{name} is of {dtype}, which no checkpoint holds")
+            raise UserError(f"{name} has dtype {dtype}, which checkpoints cannot hold")
         self.dtype = DTYPES[dtype]
 
     def whole(self) -> HostArray:

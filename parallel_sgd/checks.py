@@ -138,7 +138,7 @@ class BySamples:
         try:
             return self.value(name, value)
         except UserError as error:
-            others = ", or ".join(["such from so many samples on (0:32,20000:1)", *self.words])
+            others = ", or ".join(["values by samples (0:32,20000:1)", *self.words])
             raise UserError(f"{error}, or {others}") from None
 
     def read(self, text: str) -> Any:
@@ -199,7 +199,7 @@ def read_points(text: str, value: Check) -> dict[int, Any]:
     if len(read) < len(pairs):
         raise UserError(f"{text!r} must give each number of samples once")
     if [*read] != sorted(read):
-        raise UserError(f"{text!r} must go forward: each number of samples larger than the last")
+        raise UserError(f"{text!r} must have increasing numbers of samples")
     return read
 
 

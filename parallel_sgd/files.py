@@ -135,7 +135,7 @@ def opened_to_append(path: str | os.PathLike[str]) -> int:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return descriptor
 
 

@@ -83,7 +83,7 @@ class OptimizerState(Component):
         if saved["buffers"].keys() != self.buffers.keys():
             names = (saved["buffers"], self.buffers)
             had, has = (", ".join(sorted(those)) or "none" for those in names)
-            raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
+            raise UserError(f"has optimizer.buffers {had}, but this optimizer has {has}")
         require_correction(saved["correction"], next(iter(self.buffers.values()), None))
 
 
@@ -152,8 +152,8 @@ class Optimizer(UpdateRule):
     lr_per_sample: float | Schedule | None = option(
         None,
         Rate(),
-        "learning rate for the summed gradient, so that a minibatch twice as large takes a step "
-        "twice as long (CNTK's per-sample rates)",
+        "learning rate for the summed gradient: a minibatch twice as large takes a step twice "
+        "as long (CNTK's per-sample rates)",
     )
 
     def __post_init__(self) -> None:
@@ -355,19 +355,19 @@ class MomentumSGD(Optimizer):
     momentum: float | None = option(
         None,
         Real(below=1),
-        "in [0, 1), per minibatch; 0.9 if no time constant is given either",
+        "in [0, 1), per minibatch; 0.9 if no time constant is given",
     )
     momentum_time_constant: float | None = option(
         None,
         Real(),
-        "instead of momentum, in samples: after so many samples a gradient's weight has fallen to "
-        "1/e, momentum = exp(-samples / time constant)",
+        "instead of momentum: samples after which a gradient's weight has fallen to 1/e; "
+        "momentum = exp(-samples / time constant)",
     )
     unit_gain: bool = option(
         False,
         Choice(False, True),
-        "gain = 1 - momentum (CNTK's default form), so that the momentum does not change how far "
-        "a constant gradient leads",
+        "gain = 1 - momentum (CNTK's default form): the total step of a constant gradient does "
+        "not depend on the momentum",
     )
 
     def __post_init__(self) -> None:
@@ -437,7 +437,9 @@ class Adam(Optimizer):
     """
 
     beta1: float = option(0.9, Real(below=1), "weight of the old average gradient, in [0, 1)")
-    beta2: float = option(0.999, Real(below=1), "the same of the squared gradient, in [0, 1)")
+    beta2: float = option(
+        0.999, Real(below=1), "weight of the old average squared gradient, in [0, 1)"
+    )
     epsilon: float = option(
         1e-8, Real(SMALLEST_EPSILON), "added to the root of the average square; at least 1e-30"
     )
@@ -513,7 +515,7 @@ class Adagrad(Optimizer):
     epsilon: float = option(
         1e-10, Real(SMALLEST_EPSILON), "added to the root of the sum of squares; at least 1e-30"
     )
-    initial_accumulator: float = option(0.0, Real(), "the sum of squares to begin with")
+    initial_accumulator: float = option(0.0, Real(), "initial sum of squares")
 
     @property
     def initial_values(self) -> Mapping[str, float]:

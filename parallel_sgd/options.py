@@ -144,7 +144,7 @@ def options(kind: type[OptionsT]) -> type[OptionsT]:
     def __init__(self: Options, *unnamed: Any, **given: Any) -> None:
         if unnamed:
             example = f"{made.__name__}({every[0].name if every else 'option'}=...)"
-            raise TypeError(f"{made.__name__}: options are given by their names, as {example}")
+            raise TypeError(f"{made.__name__}: options must be given by name, as {example}")
         folded = _folded(made, given)
         for name in sorted(folded.keys() - made.__dataclass_fields__.keys()):
             raise TypeError(_unknown(made.__name__, name, [option.name for option in every]))
@@ -238,8 +238,8 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         alike = tuple(base for base in alike if base not in Options.__mro__)
         if not isinstance(held, alike):
             raise UserError(
-                f"{field.name}={shown(held)} of {kind.__name__} must be such as "
-                f"{usual.__name__}(), or its options must be given by their names: "
+                f"{field.name}={shown(held)} of {kind.__name__} must be an instance such as "
+                f"{usual.__name__}(), or its options must be given by name: "
                 + ", ".join(inner.name for inner in all_options(usual))
             )
         names = {inner.name for inner in all_options(type(held))} & folded.keys()

@@ -147,14 +147,14 @@ def _require_arrays(arrays: Any) -> None:
         if not isinstance(name, str):
             raise UserError(f"parameters: name {shown(name)} must be a text: it is {kind_of(name)}")
         if isinstance(array, type) or not hasattr(array, "dtype") or not hasattr(array, "shape"):
-            hint = ", a shape say: np.zeros(shape, np.float32)" if _is_shape(array) else ""
+            hint = ", such as np.zeros(shape, np.float32)" if _is_shape(array) else ""
             raise UserError(
                 f"parameters[{name!r}]={shown(array)} must be an array with its initial values: it "
                 f"is {kind_of(array)}{hint}"
             )
         libraries.add(array_module(array).__name__)
     if len(libraries) > 1:
-        raise UserError("parameters must be all of NumPy, or all of CuPy: there are both")
+        raise UserError("parameters must be all of NumPy, or all of CuPy: got both")
 
 
 def _is_shape(value: Any) -> bool:

@@ -116,7 +116,7 @@ def on_host() -> bool:
 
 def _to_json(place: Place, value: Any, depth: int) -> Any:
     if depth < 0:
-        raise UserError(f"{_shown(place)} is nested more than {DEEPEST} deep, or holds itself")
+        raise UserError(f"{_shown(place)} is nested more than {DEEPEST} deep, or contains itself")
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -134,10 +134,10 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
         kind = np.generic
     if kind not in _TYPES:
         raise UserError(
-            f"{_shown(place)}={shown(value)} is {kind_of(value)}, which no checkpoint keeps: "
+            f"{_shown(place)}={shown(value)} is {kind_of(value)}, which checkpoints cannot keep: "
             "values must be numbers, texts, bytes, lists, tuples, sets, dictionaries or arrays, "
-            "and of no class derived from these (as named tuples and enums are): give the plain "
-            "value, such as tuple(...) or int(...)"
+            "not of a derived class (such as named tuples and enums): give the plain value, "
+            "such as tuple(...) or int(...)"
         )
     plain = _TYPES[kind]
     if isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def _factory_name(place: Place, value: defaultdict[Any, Any]) -> str | None:
         if factory is kind:
             return name
     raise UserError(
-        f"{_shown(place)}={shown(value)} has a default that no checkpoint keeps: it must be "
+        f"{_shown(place)}={shown(value)} has a default that checkpoints cannot keep: it must be "
         f"{' or '.join(FACTORIES)}, or give dict(...)"
     )
 
@@ -191,13 +191,13 @@ def _from_json(document: Any, depth: int) -> Any:
     tag, parts = next(iter(document.items()))
     if len(document) > 1 or tag[1:] not in _BY_TAG:
         hint = ": PyTorch's, see parallel_sgd.torch" if tag[1:].startswith("torch.") else ""
-        raise UserError(f"holds {shown(tag)}, which stands for no type of values{hint}")
+        raise UserError(f"holds {shown(tag)}, which is not the tag of any type{hint}")
     try:
         return _BY_TAG[tag[1:]].from_parts(_from_json(parts, depth - 1))
     except UserError:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError, struct.error) as error:
-        raise UserError(f"holds a {tag} that is none: {shown(str(error))}") from None
+        raise UserError(f"holds an invalid {tag}: {shown(str(error))}") from None
 
 
 def _is_unicode(text: str) -> bool:
@@ -242,7 +242,7 @@ def _parts_of_array(array: Any) -> list[Any]:
     """Return dtype, shape and bytes of an array or a scalar, in C order."""
     dtype = array.dtype
     if not DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
-        raise UserError(f"is of dtype {dtype}, which no checkpoint keeps")
+        raise UserError(f"has dtype {dtype}, which checkpoints cannot keep")
     return [dtype.str, list(array.shape), _base64_of(array.tobytes())]
 
 
@@ -253,7 +253,7 @@ def _array_of(parts: Any) -> Any:
     dtype = np.dtype(text)
     content = bytearray(_bytes_of(data))  # writable
     if math.prod(shape) * dtype.itemsize != len(content) or any(length < 0 for length in shape):
-        raise ValueError(f"an array of {shown(shape)} has not {len(content)} bytes")
+        raise ValueError(f"an array of {shown(shape)} cannot have {len(content)} bytes")
     array = np.ndarray(shape, dtype, content)
     if dtype.kind == "b":
         _require_booleans(content)

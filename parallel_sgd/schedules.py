@@ -142,8 +142,8 @@ class Rate:
     SHAPES = ("linear", "cosine")  #: of schedules, between their points
     COSINE = "cosine:0:0.3,50000:0.01"
     EXAMPLE = (
-        f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down; "
-        "warmup:1000: before any of them begins at 0)"
+        f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 rises in between, {COSINE} falls; warmup:1000: "
+        "before any of these starts at 0)"
     )
 
     metavar = "X | [warmup:S:][linear:|cosine:]S:X,..."

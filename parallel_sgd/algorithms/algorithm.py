@@ -165,7 +165,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
 
         Collective, if ranks share the period. Local for a worker of parameter servers.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot leave out what it has begun")
+        raise NotImplementedError(f"{type(self).__name__} cannot skip a minibatch that has begun")
 
     def resume(self, state: StateT, work: Work) -> None:
         """Complete the work that a failure of ranks has interrupted, from this rank's state.

@@ -70,7 +70,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     tables: tuple[Table, ...] = option(
         (),
         Tables(),
-        "what servers hold beside the model: embedding tables (Embedding), and arrays of your own "
+        "what servers hold in addition to the model: embedding tables (Embedding) and arrays "
         "(ArrayTable)",
         python_only=True,
     )
@@ -78,13 +78,13 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     record: str | None = option(
         None,
         Folder(),
-        "a folder, to which every server writes the order in which it answers workers",
+        "a folder in which every server records the order of its answers to workers",
     )
     replay: str | None = option(
         None,
         Folder(),
-        "a folder that was recorded: servers answer in the same order, so that the run repeats bit "
-        "for bit, also in `parallel-sgd simulate`",
+        "a recorded folder: servers answer in the recorded order, so the run repeats bit for "
+        "bit, also in `parallel-sgd simulate`",
     )
 
     def __post_init__(self) -> None:
@@ -92,8 +92,9 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         super().__post_init__()
         if self.tables and self.distributed_after:
             raise UserError(
-                f"distributed_after={self.distributed_after} must be 0 with tables: until then "
-                "every worker has the whole minibatch, and each would train its rows once more"
+                f"distributed_after={self.distributed_after} must be 0 with tables: before, "
+                "every worker trains on the whole minibatch, so each row would get the same "
+                "gradient from every worker"
             )
         if not self.period.given:
             set_validated(self, period=self.default_period)
@@ -165,8 +166,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         lacks = work.optimizer.optimizer.lacks_rate
         if self.ramp_up.ramp_minibatches and lacks:
             raise UserError(
-                f"ramp_minibatches={self.ramp_up.ramp_minibatches} raises the learning rate, but "
-                f"optimizer {lacks}"
+                f"ramp_minibatches={self.ramp_up.ramp_minibatches} changes the learning rate, "
+                f"but optimizer {lacks}"
             )
 
     def first_calls(self, x: Array) -> list[Callable[[], object]]:
@@ -189,7 +190,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
 
     def step(self, state: DataParallelASGDState, work: Work, minibatch: Minibatch) -> None:
         if state.connection.finished:
-            raise UserError("step() after finish(): this worker has left its servers")
+            raise UserError("step() after finish(): this worker has disconnected from its servers")
         state.minibatch = minibatch
         (samples, total), gradient = minibatch, work.gradient.flat
         factor, clock = self.ramp_up.factor(state.minibatches), work.samples

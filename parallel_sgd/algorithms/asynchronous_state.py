@@ -228,9 +228,9 @@ class DataParallelASGDState(External):
         for name in ("gathered", "arrived"):
             array = saved[name]
             if array is not None and (array.shape, array.dtype) != (x.shape, x.dtype):
-                raise UserError(f"has algorithm.{name} that is no {x.dtype} [{x.size}]")
+                raise UserError(f"has algorithm.{name}, which must be {x.dtype} [{x.size}]")
         if saved["bits"] not in (None, *registered_bits()):
-            raise UserError(f"has bits={shown(saved['bits'])}, which no push can have")
+            raise UserError(f"has bits={shown(saved['bits'])}, which no push can use")
         first = self.work.comm.rank == 0
         ServedState.check(saved["served"], x, self.buffers, ranks, first=first)
 

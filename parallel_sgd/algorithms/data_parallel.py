@@ -14,8 +14,8 @@ from .algorithm import Algorithm, Array, Minibatch, Work
 from .exchange_state import ExchangeState
 
 WARM_START = (
-    "train on the whole minibatch on every rank, without exchange, until so many samples have been "
-    "seen (CNTK's warm start); then begin from rank 0's model"
+    "CNTK's warm start: until this count of samples, every rank trains on the whole minibatch, "
+    "without exchange; then all ranks continue from rank 0's model"
 )
 
 
@@ -59,23 +59,24 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     overlap: bool = option(
         False,
         Choice(False, True),
-        "exchange buckets of the gradient in the background as soon as Learner.ready has told of "
-        "their parameters, while the rest is computed; the same result, bit for bit, but with an "
-        "entropy code, where each bucket then has a step of its own",
+        "exchange each bucket of the gradient in the background as soon as Learner.ready has "
+        "reported its parameters, while the rest is computed; the same bits, except with an "
+        "entropy code, where each bucket then has its own step",
     )
     double_buffering: bool = option(
         False,
         Choice(False, True),
-        "let the exchange of a minibatch run while the next one is computed; the gradient that is "
-        "applied is one minibatch old",
+        "run the exchange of a minibatch while the next minibatch is computed; the gradient "
+        "that is applied is one minibatch old",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.overlap and self.double_buffering:
             raise UserError(
-                "overlap=True and double_buffering=True: at most one of them; with double "
-                "buffering the exchange already runs beside the whole of the next minibatch"
+                "overlap=True and double_buffering=True: at most one of overlap, "
+                "double_buffering may be given: with double buffering, the exchange already "
+                "runs during the whole next minibatch"
             )
 
     def init(self, work: Work) -> DataParallelState:
@@ -164,6 +165,6 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         if overlapped is None or not overlapped.running:
             return problem_with(work.gradient.flat, state.exchange.fewest_bits)
         if samples == 0:
-            return "samples=0 must be more after learner.ready has told of a gradient"
+            return "samples=0 must be at least 1 after learner.ready has reported a gradient"
         overlapped.all_ready(state.exchange.fewest_bits)
         return overlapped.problem

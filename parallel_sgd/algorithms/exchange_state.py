@@ -329,11 +329,13 @@ class ExchangeState(Component):
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
         if self.residuals is None:
             if saved["residuals"] is not None:
-                raise UserError("has residuals, which full precision has not")
+                raise UserError("has residuals, but full precision has none")
         else:
             had, has = saved["residuals"]["owner_error"].keys(), self.residuals.owner_error.keys()
             if had != has:
-                raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
+                raise UserError(
+                    f"has residuals of buckets {[*had]}, but this exchange has buckets {[*has]}"
+                )
             saved_errors = (
                 saved["residuals"]["worker_error"],
                 *saved["residuals"]["owner_error"].values(),
@@ -341,13 +343,17 @@ class ExchangeState(Component):
             for error in saved_errors:
                 largest = body(error).largest_magnitude(error)
                 if not largest <= LARGEST_RESIDUAL:
-                    raise UserError(f"has residuals of up to {largest}, which no message leaves")
+                    raise UserError(
+                        f"has residuals as large as {largest}: no message can leave these"
+                    )
         bits, buckets = saved["bits"], {str(number) for number in range(len(self.buckets))}
         possible = {*registered_bits()}
         if (bits is None) != (self.bits is None):
-            raise UserError(f"has bits={shown(bits)}, unlike these options")
+            raise UserError(f"has bits={shown(bits)}, which these options do not use")
         if bits is not None and (bits.keys() != buckets or not {*bits.values()} <= possible):
-            raise UserError(f"has bits={shown(bits)}, which must be of each bucket")
+            raise UserError(
+                f"has bits={shown(bits)}, which must give registered bits for each bucket"
+            )
 
     def restored(self) -> None:
         self.measured = None

@@ -105,15 +105,15 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     overlap_samples: int = option(
         0,
         Whole(),
-        "let the exchange run while the ranks train on so many further samples (of all ranks, at "
-        "most until the next block ends), and merge its result then; 0: wait",
+        "samples of all ranks on which the ranks train while the exchange runs, until its "
+        "result is merged (at most one block); 0: wait for the exchange",
     )
     merge_weight: float | None = option(
         None,
         Real(most=1),
-        "only with overlap, and 0.5 if not given: the weight of the local model as it merges with "
-        "the common one, x = merge_weight * x + (1 - merge_weight) * common; 0 forgets the steps "
-        "taken meanwhile",
+        "only with overlap (then 0.5 by default): weight of the local model when it is merged "
+        "with the common model, x = merge_weight * x + (1 - merge_weight) * common; 0 discards "
+        "the steps taken during the exchange",
     )
 
     def __post_init__(self) -> None:
@@ -293,8 +293,8 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             counts = comm.allgather_object(state.own_samples)
             raise SharedError(
                 f"the ranks have trained on {samples} samples in this block ({counts} by rank), "
-                f"but were to get {state.block_samples}: every rank must take a step with all of "
-                "each minibatch"
+                f"but the block has {state.block_samples} samples: every rank must take a step "
+                "with every sample of each minibatch"
             )
 
     def _outer_step(

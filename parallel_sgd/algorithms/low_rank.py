@@ -84,8 +84,9 @@ class PowerSGD(Algorithm[PowerSGDState]):
     rank: int = option(
         4,
         Whole(1),
-        "columns of P and Q: of so low a rank is the gradient of each matrix. With 4 the paper's "
-        "convolutional and recurrent networks were as good as with SGD; 2 was enough for the first",
+        "columns of P and Q: the rank of each matrix's compressed gradient. In the paper, 4 was "
+        "as good as SGD on convolutional and recurrent networks; 2 was enough for the "
+        "convolutional networks",
     )
     route: TransportOptions = group(TransportOptions)
     distributed_after: int = option(0, Whole(), WARM_START)

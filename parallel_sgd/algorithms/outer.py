@@ -84,8 +84,8 @@ class OuterStepWithInnerState(OuterStep):
     inner_state: InnerState = option(
         "keep",
         Choice("keep", "zero", "average"),
-        "what becomes of the local optimizer's state at the end of a block; average is one more "
-        "32-bit exchange for each of its vectors",
+        "what happens to the local optimizer's state at the end of a block; average costs one "
+        "more 32-bit exchange for each of its vectors",
     )
 
 
@@ -125,21 +125,21 @@ class BlockMomentum(OuterStep):
     """
 
     block_momentum: float | None = option(
-        None, Real(below=1), "in [0, 1); 1 - 1/K on K ranks if no time constant is given either"
+        None, Real(below=1), "in [0, 1); 1 - 1/K on K ranks if no time constant is given"
     )
     block_momentum_as_time_constant: float | None = option(
         None,
         Real(),
-        "instead, in samples as the block's length is: of each rank with sync_period (as the "
-        "default), of all ranks with block_samples and sync_steps; "
-        "block_momentum = exp(-samples of the block / time constant)",
+        "instead of block_momentum, in samples: of each rank with sync_period (the default), of "
+        "all ranks with block_samples and sync_steps; block_momentum = exp(-samples of the "
+        "block / time constant)",
     )
-    block_learning_rate: float = option(1.0, Real(), "multiplies the pseudo-gradient")
+    block_learning_rate: float = option(1.0, Real(), "factor of the pseudo-gradient")
     use_nesterov_momentum: bool = option(
-        True, Choice(True, False), "Nesterov's form, or the classical one"
+        True, Choice(True, False), "use Nesterov's form, not the classical form"
     )
     reset_sgd_momentum: bool = option(
-        True, Choice(True, False), "whether the end of a block zeroes the local optimizer's state"
+        True, Choice(True, False), "zero the local optimizer's state at the end of each block"
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,9 @@ class Period(Options):
     """The length of a period of local training. A period ends with the minibatch that fills it."""
 
     sync_period: int | None = option(
-        None, Whole(1), "samples of each rank in a period (on average, where they are uneven)"
+        None,
+        Whole(1),
+        "samples of each rank in a period (on average, if ranks have different counts)",
     )
     sync_steps: int | None = option(None, Whole(1), "minibatches in a period")
 
@@ -67,7 +69,7 @@ class BlockPeriod(Period):
         if self.block_samples is not None and self.block_samples < ranks:
             raise SharedError(
                 f"block_samples={self.block_samples} must be at least the number of ranks, "
-                f"{ranks}: they are samples of all ranks"
+                f"{ranks}: the samples of all ranks are counted"
             )
 
     def require_minibatch(self, samples: int, ranks: int) -> None:

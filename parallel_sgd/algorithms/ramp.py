@@ -18,13 +18,13 @@ class Ramp(Options):
     ramp_coefficient: float = option(
         0.1,
         Real(most=1, positive=True),
-        "with ramp_minibatches: the part of the learning rate that training begins with",
+        "with ramp_minibatches: the fraction of the learning rate at the start of training",
     )
     ramp_minibatches: int = option(
         0,
         Whole(),
-        "of a worker, after which the learning rate is raised by another such part (staircase), or "
-        "is whole (linear); 0: it is whole from the start",
+        "minibatches of a worker after which the learning rate rises by the same fraction again "
+        "(staircase), or is complete (linear); 0: complete from the start",
     )
     ramp: str = option(
         "staircase",

@@ -132,8 +132,8 @@ class Skipped:
         if self.in_a_row <= self.most:
             return None
         return (
-            f"numbers were not finite {self.in_a_row} times in a row, and "
-            f"{self.option}={self.most} of them are left out: {problem}"
+            f"numbers were not finite {self.in_a_row} times in a row, and at most "
+            f"{self.option}={self.most} minibatches in a row are skipped: {problem}"
         )
 
     def is_latest(self, clock: int) -> bool:

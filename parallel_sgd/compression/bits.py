@@ -33,16 +33,16 @@ class BitsOptions(Options):
     gradient_bits: float | str | Mapping[int, float] = option(
         32,
         BySamples(GradientBits(), words=(AUTO,)),
-        "bits a value on the wire, or such from so many samples on; 32 is the parameters' own "
-        "precision; auto: for each bucket the bits that are fastest by a measurement of links and "
-        "kernels before training, more bits where they cost no more than 5 % of the time",
+        "bits per value in messages, or bits by samples; 32 is the parameters' own precision; "
+        "auto: for each bucket the fastest bits, by a measurement of links and kernels before "
+        "training, or more bits if these cost at most 5 % more time",
     )
     bits_of: Patterns[float] = option(
         Patterns({}),
         ByPattern(GradientBits()),
-        "bits of their own for some parameters, by a shell pattern of their names (*.bias:32) or "
-        "by size (<1024:32, of fewer than 1024 values); the first that matches counts, and all "
-        "others have gradient_bits",
+        "different bits for some parameters, by a shell pattern of their names (*.bias:32) or "
+        "by size (<1024:32: fewer than 1024 values); the first match counts, and all other "
+        "parameters have gradient_bits",
     )
     compression: CompressionOptions = group(CompressionOptions)
 

@@ -160,7 +160,7 @@ def register(
     """
 
     if not bits:
-        raise UserError("register() must have the bits a value: register(6), say")
+        raise UserError("register() needs the bits per value, such as register(6)")
     numbers = [_number_of_bits(value) for value in bits]
     code = text("code", code)
 
@@ -174,7 +174,8 @@ def register(
                 taken = taken or next(iter(others.values()))
                 named = f" and code={code!r}" if code and code in others else ""
                 raise UserError(
-                    f"{codec.__name__}: {taken.__name__} is registered for {count} bits{named}"
+                    f"{codec.__name__}: {taken.__name__} is already registered for {count} "
+                    f"bits{named}"
                 )
         for count in numbers:
             _registry.setdefault(count, {})[code] = codec

@@ -63,28 +63,26 @@ class CompressionOptions(Options):
     code: str = option(
         CODE,
         Code(),
-        "how values become bits: entropy, multiples of one step for all values in an entropy code, "
-        "for 0.05 to 8 bits; levels, evenly spaced levels for each block, for 4 and 8 bits; sign, "
-        "for 1 bit (Seide et al. 2014), which learns with plain SGD only; auto: levels for 4 and 8 "
-        "bits, and entropy for all others below 16",
+        "how values become bits: entropy (multiples of one step for all values, in an entropy "
+        "code; 0.05 to 8 bits), levels (evenly spaced levels for each block; 4 and 8 bits), "
+        "sign (1 bit, Seide et al. 2014; learns with plain SGD only), auto (levels for 4 and 8 "
+        "bits, entropy for all others below 16)",
     )
     block_size: int = option(
         1024,
         Whole(1, 2**20),
-        "values that share quantization levels (levels and sign); with any bits buckets, and what "
-        "a rank adds up of them, begin and end with a block",
+        "values that share quantization levels (levels and sign); with any bits, buckets and "
+        "each rank's part of a bucket begin and end with a block",
     )
     threshold: str = option(
-        "zero", Choice("zero", "mean"), "at which of the two signs split a block"
+        "zero", Choice("zero", "mean"), "threshold between the two signs of a block"
     )
-    half_format: str = option(
-        "float16", Choice("float16", "bfloat16"), "which format 16 bits are in"
-    )
+    half_format: str = option("float16", Choice("float16", "bfloat16"), "format of 16 bits")
     error_feedback: bool = option(
         True,
         Choice(True, False),
-        "whether what a message loses is sent with the next one; without it few bits do not "
-        "converge: only to see what it is for",
+        "add what a message loses to the next message; without error feedback, training with "
+        "few bits does not converge (for comparisons only)",
     )
 
     def codec(self, bits: float) -> Codec:

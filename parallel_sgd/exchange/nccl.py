@@ -129,8 +129,8 @@ def start_nccl(
     """
     if not lossless and hierarchical is False:
         raise SharedError(
-            "hierarchical=False must be True or 'auto' with transport='nccl' and fewer than "
-            "32 bits: NCCL sums within hosts, and bits are saved between them"
+            "hierarchical=False must be True or 'auto' with transport='nccl' and fewer than 32 "
+            "bits: NCCL sums within hosts, and only messages between hosts are compressed"
         )
     require_gpus(parameters.flat, comm)
     if lossless and hierarchical is not True:
@@ -141,8 +141,8 @@ def start_nccl(
     if len(set(counts.values())) > 1:
         most, fewest = max(names, key=counts.__getitem__), min(names, key=counts.__getitem__)
         raise SharedError(
-            "transport='nccl' needs as many ranks on every host to exchange between hosts, but "
-            f"{most} has {counts[most]} and {fewest} has {counts[fewest]}"
+            "transport='nccl' needs the same number of ranks on every host to exchange between "
+            f"hosts, but {most} has {counts[most]} and {fewest} has {counts[fewest]}"
         )
     group = comm.split(topology.host_of[comm.rank])
     return topology, Nccl(group, parameters.flat, own=True)

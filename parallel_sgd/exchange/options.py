@@ -14,22 +14,22 @@ class TransportOptions(Options):
     transport: str = option(
         AUTO,
         Choice(AUTO, *TRANSPORTS),
-        "collective (the MPI library's all-to-all and all-gather), pipelined (pieces, some of "
-        "which are encoded while others travel), or auto: the faster of them, by a short "
-        "measurement before training; the sums have the same bits. nccl, for CuPy with a GPU for "
-        "each rank, lets NCCL add up within hosts, or over all ranks at 32 bits unless "
-        "hierarchical is true: equal to rounding, and the same bits on all ranks",
+        "collective (the MPI library's all-to-all and all-gather), pipelined (pieces are "
+        "encoded while other pieces travel) or auto (the faster of both, by a short measurement "
+        "before training), all with the same bits; nccl (CuPy, a GPU for each rank): NCCL sums "
+        "within hosts, or over all ranks at 32 bits unless hierarchical is true; equal to the "
+        "others up to rounding, with the same bits on all ranks",
     )
     hierarchical: bool | str = option(
         AUTO,
         Choice(AUTO, True, False),
-        "true lets the ranks of each host add up among themselves, in full precision, and send one "
-        "message; auto does so where there are several hosts, and several ranks on one of them",
+        "true: the ranks of each host first sum among themselves, in full precision, and send "
+        "one message; auto: true if there are several hosts, and several ranks on any of them",
     )
     bucket_values: int = option(
         1 << 20,
         Whole(1),
-        "at least so many values are exchanged as one bucket (whole parameters)",
+        "least number of values in a bucket, which is exchanged as a whole (whole parameters)",
     )
 
 

@@ -71,9 +71,9 @@ class OverlappedExchange:
 
         def is_complete(number: int) -> bool:
             if not complete[number] and program_ends():
-                raise ProgramEnds("the program ends, and a gradient was never complete")
+                raise ProgramEnds("the program ends before a gradient is complete")
             if self._abandoned:
-                raise RanksLost("a rank has died, and a gradient was never complete")
+                raise RanksLost("a rank has failed before a gradient is complete")
             return complete[number]
 
         summed = partial(exchange.sum_in_background, vector, residuals, is_complete)

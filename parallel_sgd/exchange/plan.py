@@ -67,7 +67,7 @@ class ExchangePlan:
         text = f"{self.transport} exchange"
         if topology.hierarchical:
             counted = f"{hosts} host{'s' * (hosts > 1)}"
-            text += f", {ranks} ranks in {counted} first among themselves"
+            text += f", {ranks} ranks in {counted}, each summed first"
         if self.seconds:
             tried = ", ".join(f"{name} {s * 1e3:.3g} ms" for name, s in self.seconds.items())
             text += f" ({self.values} float32 tried: {tried})"

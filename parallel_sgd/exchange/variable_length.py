@@ -120,7 +120,7 @@ class VariableLengthReduction(Reduction):
         )
 
     def reduce(self, piece: Piece, vector: Array, residuals: Residuals | None) -> Array:
-        raise AssertionError("a sum is encoded when all are there: add_up, then encode_sum")
+        raise AssertionError("a sum is encoded only when complete: call add_up, then encode_sum")
 
     def decode(self, piece: Piece, vector: Array, message: Array | None = None) -> int:
         """See `Reduction`. Return the length of the message in bytes."""

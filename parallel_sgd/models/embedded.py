@@ -103,7 +103,7 @@ class EmbeddedMLP(MLP):
     def rows(self) -> Rows:
         """The attached table; the setter checks that the table's rows have the model's width."""
         if self._rows is None:
-            raise UserError("the model has no rows yet: model.rows = learner.tables[name]")
+            raise UserError("the model has no rows yet: set model.rows = learner.tables[name]")
         return self._rows
 
     @rows.setter
@@ -157,8 +157,8 @@ class EmbeddedMLP(MLP):
         x = x.get() if hasattr(x, "get") else np.asarray(x)
         if x.dtype != np.int64:
             raise UserError(
-                f"{name} must hold ids of int64: it has dtype {x.dtype} (a source leaves the "
-                "data's own with dtype=None)"
+                f"{name} must hold ids of int64: it has dtype {x.dtype} (with dtype=None a "
+                "source keeps the data's dtype)"
             )
         if x.ndim != 2 or x.shape[1] != self.fields:
             raise UserError(f"{name} must have shape [m, {self.fields}]: it has {shape_of(x)}")

@@ -182,7 +182,7 @@ def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
     if isinstance(array, np.ma.MaskedArray):
         if np.ma.getmaskarray(array).any():  # training would use the numbers under the mask
             raise UserError(
-                f"{name} has masked values: must have none: fill them, or leave their samples out"
+                f"{name} must have no masked values: fill them, or remove their samples"
             )
         return array.data
     return array

@@ -44,7 +44,7 @@ def draw(
     axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xlabel("nodes")
-    axes.set_ylabel("samples a second of a node, against one that waits for nobody")
+    axes.set_ylabel("samples per second of a node, relative to a node that never waits")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     figure.suptitle(described, x=0.01, horizontalalignment="left", size=10)

@@ -47,17 +47,17 @@ def recommend(job: Job) -> Recommendation:
         return Recommendation(
             base,
             _options(base, job),
-            f"{title(base)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, as fast within "
-            f"5 % as any algorithm that trains as serial SGD does{rest}. {_notes(base)} a "
-            f"minibatch of {job.ranks * job.minibatch} samples wants a learning rate of its own.",
+            f"{title(base)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, within 5 % of "
+            f"the fastest algorithm that trains as serial SGD does{rest}. {_notes(base)} a "
+            f"minibatch of {job.ranks * job.minibatch} samples needs its own learning rate.",
         )
     return Recommendation(
         blocks,
         _options(blocks, job),
-        f"{title(blocks)} keeps {faster:.0%} of the speed of {_nodes(job)}, where gradients in "
-        f"every step keep {efficiency:.0%} at most ({title(base)}). It changes the result: after "
-        "the same samples on 64 ranks it ended 0.45 nats behind serial SGD (model averaging: "
-        "0.77), with blocks of 4 bits as with 32, while signs are unstable there "
+        f"{title(blocks)} keeps {faster:.0%} of the speed of {_nodes(job)}; gradients in every "
+        f"step keep at most {efficiency:.0%} ({title(base)}). The result differs from serial "
+        "SGD's: after the same samples on 64 ranks the loss was 0.45 nats above (model "
+        "averaging: 0.77), with blocks of 4 bits as with 32; 1-bit signs were unstable there "
         "(docs/experiments.md).",
     )
 
@@ -100,7 +100,7 @@ def _options(choice: Candidate, job: Job) -> str:
 
 def _notes(base: Candidate) -> str:
     if base.bits == 32:
-        return "Its result is that of serial SGD on larger minibatches, but"
+        return "The result is that of serial SGD on larger minibatches, but"
     trained = "4 bits and more" if base.bits >= 4 else f"{base.bits:g} bit"
     return (
         f"With error feedback, which is on by default, {trained} trained as well as 32 "

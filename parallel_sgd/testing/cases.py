@@ -269,7 +269,7 @@ def differs_between_ranks(
     for i, name in enumerate(what):
         if len({remote[i] for remote in gathered}) > 1:
             first = comm.allgather_object(vectors[i])[0]
-            return difference(f"{name} beside rank 0's", vectors[i], first)
+            return difference(f"{name}, compared with rank 0's", vectors[i], first)
     return None
 
 

@@ -46,8 +46,8 @@ def options(case: Case) -> str | None:
         made = eval(text, {type(part).__name__: type(part) for part in _dataclasses(algorithm)})
         same = made == algorithm and hash(made) == hash(algorithm)
     except Exception as error:
-        return f"what its repr says must make an equal one: {text} raises {error!r}"
-    return None if same else f"what its repr says must make an equal one: {text} makes {made!r}"
+        return f"its repr must evaluate to an equal algorithm: {text} raises {error!r}"
+    return None if same else f"its repr must evaluate to an equal algorithm: {text} makes {made!r}"
 
 
 @check()
@@ -79,8 +79,9 @@ def bytes_sent(case: Case) -> str | None:
     if not sent[-1]:
         return (
             f"no bytes are counted in {len(sent) - 1} minibatches of 1 to 4 samples a rank: if "
-            "blocks are longer than that, check the algorithm with shorter ones; what it sends by "
-            "itself a Component of its state counts (parallel_sgd.state), as in examples/top_k.py"
+            "blocks are longer, check the algorithm with shorter blocks; if the algorithm sends "
+            "messages itself, a Component of its state must count the bytes "
+            "(parallel_sgd.state), as in examples/top_k.py"
         )
     return None
 
@@ -93,17 +94,17 @@ def arrays(case: Case) -> str | None:
     flat, view, to_fill = parameters.flat, parameters["b"], gradient.flat
     run = trained(learner, case.data())
     if learner.parameters is not parameters or parameters.flat is not flat:
-        return "the parameters' vector has been replaced by another"
+        return "the parameters' vector has been replaced by a different vector"
     if learner.gradient is not gradient or gradient.flat is not to_fill:
-        return "the gradient's vector has been replaced by another"
+        return "the gradient's vector has been replaced by a different vector"
     if not np.shares_memory(view, flat) or not np.array_equal(view, parameters["b"]):
-        return "a view into the parameters is no longer one"
+        return "a view of the parameters no longer shares their memory"
     if flat.dtype != np.float32:
         return f"float32 parameters have become {flat.dtype}"
     if not np.isfinite(flat).all():
         return "the final model is not finite"
     if difference("", run.final, starting_point("float32").flat) is None:
-        return "the final model is the one at the start"
+        return "the final model is the initial model"
     return None
 
 

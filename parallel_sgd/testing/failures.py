@@ -114,9 +114,9 @@ def _error_problem(case: Case, text: str | None, reason: str) -> str | None:
     if None in texts:
         return f"no error on rank {texts.index(None)}"
     if len(set(texts)) > 1:
-        return f"another error on every rank: {texts}"
+        return f"the ranks raised different errors: {texts}"
     if reason not in texts[0]:
-        return f"the error does not say what fail() was told, {reason!r}: {texts[0]}"
+        return f"the error does not give the reason of fail(), {reason!r}: {texts[0]}"
     if culprit and f"rank {culprit}" not in texts[0]:
         return f"the error does not name rank {culprit}: {texts[0]}"
     return None
@@ -141,7 +141,7 @@ def _model_problem(case: Case, failed: FailedRun, reference: Run, *, fails: bool
     if failed.step is not None and not _among(
         shared, [failed.shared, reference.shared[failed.step]]
     ):
-        return difference(f"{what} beside that before", shared, failed.shared)
+        return difference(f"{what}, compared with that before", shared, failed.shared)
     if _is_culprit(case) and not fails:
         return None
     if not np.isfinite(x).all():
@@ -153,8 +153,8 @@ def _model_problem(case: Case, failed: FailedRun, reference: Run, *, fails: bool
     ):
         return None
     return difference(
-        f"after the error{where}, parameters are neither the shared model nor this rank's own, "
-        "beside which",
+        f"after the error{where}, parameters are neither the shared model nor this rank's own "
+        "model; compared with this rank's own model",
         x,
         failed.model,
     )

@@ -93,8 +93,8 @@ def _influence_problem(
         idle = np.flatnonzero(np.abs(changed.final - run.final) <= ROUNDING[dtype])
         if len(idle) > (1 - least) * run.final.size:
             problems.append(
-                f"other data on rank {k} leave {len(idle)} of {run.final.size} values of this "
-                f"rank's final model as they were, the first of them value {idle[0]}: "
+                f"different data on rank {k} did not change {len(idle)} of {run.final.size} "
+                f"values of this rank's final model, the first of them value {idle[0]}: "
                 f"{run.final[idle[0]]:.9g}"
             )
     return first_of(problems)
@@ -132,6 +132,6 @@ def float64(case: Case) -> str | None:
         return f"after finish, the model is {run.final.dtype}"
     coarse = run.final.astype(np.float32)
     if np.array_equal(coarse, run.final):
-        return "the final model has no more digits than float32 has"
+        return "the final model has only the precision of float32"
     single = trained(case.learner(case.exact), case.data())
-    return difference("after finish, float32's model beside it", single.final, coarse, 1e-4)
+    return difference("after finish, compared with float32's model", single.final, coarse, 1e-4)

@@ -53,7 +53,7 @@ def learns(case: Case) -> str | None:
         if not after <= NEARER * before:
             problems.append(
                 f"after {STEPS} minibatches the model is {after / before:.3g} times as far from "
-                f"where the loss is least as at the start, {side:+g} away, not at most {NEARER}"
+                f"the minimum of the loss as at the start, {side:+g} away, not at most {NEARER}"
             )
     return first_of(problems)
 
@@ -75,7 +75,7 @@ def dry_ranks_count_nothing(case: Case) -> str | None:
     for rank in (0, size - 1):
         rows = [[part if k == rank else part[:0] for k in range(size)] for part in data]
         final = case.exact_run(rows).final
-        what = f"the final model with all samples on rank {rank}, beside that of one rank,"
+        what = f"the final model with all samples on rank {rank}, compared with a single rank"
         problems.append(difference(what, final, expected, case.rounding))
     return first_of(problems)
 
@@ -99,8 +99,11 @@ def owed(case: Case) -> str | None:
     beside = whole.minus(exact)
     return first_of(
         [
-            apart.problem("with the sum of two gradients, beside those with each", rounding),
-            beside.problem("beside that in full precision", rounding),
+            apart.problem(
+                "with the sum of two gradients, compared with the sum of both displacements",
+                rounding,
+            ),
+            beside.problem("compared with full precision", rounding),
         ]
     )
 
@@ -134,8 +137,8 @@ class Displacement:
         if min(rests) <= rounding + EXPLAINED * size:
             return None
         return (
-            f"the displacement of the model {what}, differs by up to {size:.3g}; without what the "
-            f'state still holds, in fields that are across("sum") or across("stripe"), by '
+            f"the displacement of the model {what}, differs by up to {size:.3g}; without the rest "
+            f'that the state holds in fields across("sum") or across("stripe"), by '
             f"{min(rests):.3g}"
         )
 

@@ -73,7 +73,7 @@ def resharded(case: Case) -> str | None:
         for i, stop in enumerate(STOPS if ranks else ()):
             problem = _problem_on(ranks, case, [remote[i] for remote in gathered], stop)
             if problem:
-                return f"stopped after step {stop - 1} and taken up on {ranks} ranks, {problem}"
+                return f"stopped after step {stop - 1} and resumed on {ranks} ranks, {problem}"
     return None
 
 
@@ -156,7 +156,7 @@ def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
     if learner.samples != saved[0].samples:
         return f"learner.samples is {learner.samples}, not {saved[0].samples}"
     return difference(
-        "the shared model beside that before", _shared_model(learner), saved[0].shared
+        "the shared model, compared with that before", _shared_model(learner), saved[0].shared
     ) or difference(
         "the mean of the models by their weights", _mean(models, weights), before, rounding
     )
@@ -185,7 +185,7 @@ def _differs_from_rank_0(learner: Learner, when: str) -> str | None:
         local_value, first_value = local.get(name), first.get(name)
         if isinstance(local_value, np.ndarray) and isinstance(first_value, np.ndarray):
             problem = difference(
-                f"{what} beside rank 0's", local_value.ravel(), first_value.ravel()
+                f"{what} compared with rank 0's", local_value.ravel(), first_value.ravel()
             )
         elif _shown(local_value) != _shown(first_value):
             problem = f"{what} is {_shown(local_value)}, but {_shown(first_value)} on rank 0"

@@ -50,8 +50,8 @@ CHECKS: dict[str, Check] = {
 """The checks of `check_algorithm`, by name."""
 
 EXCUSES = (
-    "  (what an algorithm does not promise by its nature is said by "
-    "exceptions={'check': 'reason'}, one_rank or full_precision)"
+    "  (if the algorithm cannot promise this, give exceptions={'check': 'reason'}, one_rank or "
+    "full_precision)"
 )
 
 
@@ -157,7 +157,7 @@ def check_algorithm(
                 failures.append(f"{where}: {text}\n  must hold: {check.identity}")
         if sizes and not first and name in excused:
             failures.append(
-                f"{name} passes on {_worlds(sizes)}, so it needs no exception ({excused[name]})"
+                f"{name} passes on {_worlds(sizes)}: remove its exception ({excused[name]})"
             )
         outcomes[name] = _outcome(check, sizes, excused.get(name))
     failures += [
@@ -195,7 +195,7 @@ def _problem(
     try:
         texts = body(comm) if comm else simulate(size, body, timeout_s=timeout_s)[0]
     except RankFailed as error:
-        return f"{error}, or is not at the same point within {timeout_s:g} s", error, size
+        return f"{error}, or has not reached the same point within {timeout_s:g} s", error, size
     except Exception as error:
         return f"{type(error).__name__}: {error}", error, size
     return (texts[0], None, size) if texts else None

@@ -139,7 +139,9 @@ def ends_where_it_goes_on(comm: Communicator, name: str) -> None:
     except DivergedError as error:
         problem = str(error)
     assert taken == 11, "training ends too early, or without end"
-    assert problem.startswith("numbers were not finite 3 times in a row, and most_skipped=2 ")
+    assert problem.startswith(
+        "numbers were not finite 3 times in a row, and at most most_skipped=2 "
+    )
     assert problem.endswith(f"(on rank {comm.size - 1})")
     assert np.isfinite(learner.parameters.flat).all()
     if together == 1:

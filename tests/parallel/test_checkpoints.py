@@ -308,7 +308,7 @@ def test_what_cannot_come_back_is_said_on_all_ranks(comm, tmp_path):
         psgd.Checkpoints(shared(comm, tmp_path)),
     )
     with pytest.raises(
-        UserError, match=r"extra\['a'\]\[0\]=.* is the class map, which no checkpoint"
+        UserError, match=r"extra\['a'\]\[0\]=.* is the class map, which checkpoints"
     ):
         checkpoints.save(learner, extra={"a": [map]} if comm.rank == comm.size - 1 else None)
     checkpoints.save(learner)  # training, and saving, can go on

@@ -197,7 +197,7 @@ def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
     if comm.size == 4:
         chosen = choose_plan(model(), on_hosts(comm, "aabb"), "auto", "auto")
         assert chosen.transport == "pipelined"
-        told = "pipelined exchange, 4 ranks in 2 hosts first among themselves"
+        told = "pipelined exchange, 4 ranks in 2 hosts, each summed first"
         assert str(chosen) == told
 
 

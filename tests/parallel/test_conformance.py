@@ -48,7 +48,7 @@ def test_what_is_not_checked_is_said():
 
 def test_an_exception_that_is_not_needed():
     message = (
-        r"^permuted passes on 2, 3 ranks, so it needs no exception \(who knows\)"
+        r"^permuted passes on 2, 3 ranks: remove its exception \(who knows\)"
         r"\n  DataParallelSGD\(.*\)$"
     )
     with pytest.raises(AssertionError, match=message):

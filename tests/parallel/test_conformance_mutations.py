@@ -54,7 +54,7 @@ def test_a_message_names_step_value_and_identity():
     with pytest.raises(AssertionError) as caught:
         check_algorithm(RanksDiffer(), ranks=(2,), only=["agreement"])
     assert str(caught.value).startswith(
-        "agreement, on 2 ranks: rank 1: step 0, the shared model beside rank 0's: "
+        "agreement, on 2 ranks: rank 1: step 0, the shared model, compared with rank 0's: "
     )
     assert "values differ, value " in str(caught.value)
 
@@ -89,14 +89,14 @@ def test_wrong_arguments_are_refused(given):
         (
             wrong_conduct.own_samples_declared("same"),
             "resharded",
-            "rank 0: stopped after step 3 and taken up on 4 ranks, SharedError: the ranks have "
+            "rank 0: stopped after step 3 and resumed on 4 ranks, SharedError: the ranks have "
             "trained on ",
         ),
         (
             wrong_conduct.start_declared("sum"),
             "resharded",
-            "rank 0: stopped after step 2 and taken up on 2 ranks, rank 0: the shared model beside "
-            "that before: ",
+            "rank 0: stopped after step 2 and resumed on 2 ranks, rank 0: the shared model, "
+            "compared with that before: ",
         ),
     ],
 )

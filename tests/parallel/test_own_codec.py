@@ -124,7 +124,7 @@ def test_bits_are_of_one_codec():
     class Another(OneBit):
         bits: ClassVar[float] = BITS
 
-    with pytest.raises(UserError, match="Another: Ternary is registered for 3 bits"):
+    with pytest.raises(UserError, match="Another: Ternary is already registered for 3 bits"):
         register(6, BITS)(Another)
     assert 6 not in registered_bits()
 

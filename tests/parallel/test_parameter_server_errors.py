@@ -121,7 +121,7 @@ def test_who_may_not_step(comm):
         learner.step(samples=1)
     final = finished(comm, learner)
     if not learner.serves:
-        with pytest.raises(UserError, match=r"^step\(\) after finish\(\): this worker has lef"):
+        with pytest.raises(UserError, match=r"^step\(\) after finish\(\): this worker has dis"):
             learner.step(samples=1)
     learner.finish()
     assert same_bits(learner.parameters.flat, final)

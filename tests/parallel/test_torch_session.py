@@ -453,7 +453,7 @@ def test_an_optimizer_without_a_rate(comm, tmp_path, algorithm):
         (psgd.SlowMo(sync_steps=2), "SlowMo divides by the local learning rate, but optimizer Re"),
         (
             psgd.DataParallelASGD(currency="deltas", servers=0, ramp_minibatches=2),
-            "ramp_minibatches=2 raises the learning rate, but optimizer Relative has none",
+            "ramp_minibatches=2 changes the learning rate, but optimizer Relative has none",
         ),
     ],
     ids=["SlowMo", "ramp"],

@@ -49,7 +49,7 @@ def test_models_take_no_masked_values():
         lambda: model.evaluate_sums(masked(4, 2), Y),
     )
     for call in calls:
-        with pytest.raises(UserError, match=r"^[xy] has masked values: must have none: fill them"):
+        with pytest.raises(UserError, match=r"^[xy] must have no masked values: fill them"):
             call()
     whole = np.ma.masked_greater(np.ones((4, 2)), 9)
     assert np.array_equal(model.predict(whole), model.predict(whole.data))

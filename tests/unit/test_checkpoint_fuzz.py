@@ -302,5 +302,5 @@ def test_bits_that_were_measured_are_not_missing(tmp_path):
         manifest["files"]["rank-00000.json"] = flushed(path / "rank-00000.json")
         del manifest["sha256"]
         with_checksum(path, manifest)
-        with pytest.raises(UserError, match="has bits=None, unlike these options"):
+        with pytest.raises(UserError, match="has bits=None, which these options do not use"):
             psgd.load_checkpoint(learner, path)

@@ -142,7 +142,7 @@ def test_values_as_toml_has_them(tmp_path):
             "optimizer={'lr': 0.1} must be one value: options stand at the top",
         ),
         ("no_plot = 'yes'", "no_plot='yes' must be true or false"),
-        ("minibatch_size = '0:8,90:16,50:32'", "must go forward: each number of samples larger"),
+        ("minibatch_size = '0:8,90:16,50:32'", "must have increasing numbers of samples"),
     ],
 )
 def test_what_is_wrong_with_a_file(tmp_path, text, message):

@@ -132,7 +132,10 @@ def test_ids_that_are_not_possible_are_refused():
     x, y = samples(6)
     out = model.parameters.like()
     for message, bad in [
-        (r" must hold ids of int64: it has dtype float32 \(a source .*=None\)", x.astype("f4")),
+        (
+            r" must hold ids of int64: it has dtype float32 \(with dtype=None a source .*\)",
+            x.astype("f4"),
+        ),
         (" must hold ids of int64: it has dtype uint64", x.astype("u8")),
         (r" must have shape \[m, 3\]: it has \[m, 2\]$", x[:, :2]),
         (r" must have shape \[m, 3\]: it has \[m\]$", x[:, 0]),
@@ -150,7 +153,7 @@ def test_ids_that_are_not_possible_are_refused():
 def test_rows_that_are_missing_or_do_not_fit_are_refused():
     model = EmbeddedMLP(FIELDS, WIDTH, [4], CLASSES)
     x, y = samples(6)
-    with pytest.raises(UserError, match=r"^the model has no rows yet: model\.rows = "):
+    with pytest.raises(UserError, match=r"^the model has no rows yet: set model\.rows = "):
         model.evaluate(x, y)
     with pytest.raises(UserError, match=r"^the table's rows have width=3"):
         model.rows = MemoryRows(3)

@@ -338,7 +338,7 @@ def cannot_start() -> None:
         ),
         (
             *("aaab", False, "auto", lambda machine: None),
-            r"as many ranks on every host .* a has 3 and b has 1",
+            r"the same number of ranks on every host .* a has 3 and b has 1",
         ),
         (
             *("aabb", False, False, lambda machine: None),

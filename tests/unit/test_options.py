@@ -96,16 +96,14 @@ def test_unknown_names(given, hint):
 
 
 def test_options_are_given_by_name():
-    with pytest.raises(
-        TypeError, match=r"Outer: options are given by their names, as Outer\(bits="
-    ):
+    with pytest.raises(TypeError, match=r"Outer: options must be given by name, as Outer\(bits="):
         Outer(1)
 
 
 @pytest.mark.parametrize("value", [3, None, {}, Inner, SGD(lr=0.1)])
 def test_what_is_no_group(value):
     with pytest.raises(
-        UserError, match=r"inner=.* of Outer must be such as Inner\(\), .*: bits, size$"
+        UserError, match=r"inner=.* of Outer must be an instance such as Inner\(\), .*: bits, size$"
     ):
         Outer(inner=value)
 
@@ -160,7 +158,7 @@ def test_what_is_possible(check, value, plain):
         (Real(most=1, positive=True), 2, "it=2 must be more than 0 and at most 1"),
         (Choice("a", "b"), 1, "it=1 must be 'a' or 'b'"),
         (Choice(1, 2), True, "it=True must be 1 or 2"),
-        (BITS, 2, "it=2 must be 32 or 1, or such from so many samples on (0:32,20000:1), or auto"),
+        (BITS, 2, "it=2 must be 32 or 1, or values by samples (0:32,20000:1), or auto"),
         (BITS, {0: 2}, "it[0]=2 must be 32 or 1"),
         (BITS, {9: 1}, "it={9: 1} must begin at 0 samples"),
         (Folder(), "", "it='' must be the path of a folder"),

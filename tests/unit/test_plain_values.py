@@ -165,19 +165,19 @@ class Opaque:
         ({"a": [1, Opaque()]}, "extra['a'][1]=<opaque> is a "),
         ({"a": {2: (Opaque(),)}}, "extra['a'][2][0]=<opaque>"),
         ({Opaque(): 1}, "extra[<opaque>]=<opaque>"),
-        (Shade.DARK, "test_plain_values.Shade, which no checkpoint"),
+        (Shade.DARK, "test_plain_values.Shade, which checkpoints"),
         ({"p": Point(1, 2)}, "extra['p']=Point(x=1, y=2) is a "),
-        ({"p": Point(1, 2)}, "dictionaries or arrays, and of no class derived from these"),
+        ({"p": Point(1, 2)}, "dictionaries or arrays, not of a derived class"),
         ([defaultdict(lambda: 1, a=2)], "extra[0]=defaultdict("),
-        (defaultdict(Shade), "has a default that no checkpoint keeps: it must be dict"),
+        (defaultdict(Shade), "has a default that checkpoints cannot keep: it must be dict"),
         (defaultdict(list, a=[Opaque()]), "extra['a'][0]=<opaque>"),
         (Path("a"), "extra='a' is a pathlib"),
         ([{Path("a 'b'"): 1}], """extra[0]["a 'b'"]="a 'b'" is a pathlib"""),
         (len, "extra=<built-in function len> is "),
         (int, "extra=<class 'int'> is the class int"),
         (range(3), "extra=range(0, 3) is a range"),
-        (np.array([None]), "is of dtype object, which no checkpoint keeps"),
-        (np.zeros(1, "i4,f4"), "which no checkpoint keeps"),
+        (np.array([None]), "has dtype object, which checkpoints cannot keep"),
+        (np.zeros(1, "i4,f4"), "which checkpoints cannot keep"),
         (np.ma.zeros(2), "numpy.ma"),
     ],
 )
@@ -214,13 +214,13 @@ def test_what_is_nested_deep_comes_back_wherever_it_is_asked_for(wrap):
 def test_what_is_nested_too_deep_is_refused():
     assert back(nested(DEEPEST)) == nested(DEEPEST)
     for depth in (DEEPEST + 1, 100_000):
-        with pytest.raises(UserError, match="is nested more than 50 deep, or holds itself"):
+        with pytest.raises(UserError, match="is nested more than 50 deep, or contains itself"):
             to_json("extra", nested(depth))
     with pytest.raises(UserError, match="is nested more than 200 deep"):
         from_json(nested(900))
     circle: list = []
     circle.append(circle)
-    with pytest.raises(UserError, match="or holds itself"):
+    with pytest.raises(UserError, match="or contains itself"):
         to_json("extra", circle)
 
 

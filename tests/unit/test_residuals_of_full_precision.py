@@ -15,5 +15,5 @@ def test_residuals_where_there_are_none_are_refused() -> None:
         exchange = learner.state.exchange
         saved = {"residuals": None, "bits": None}
         exchange.check(saved, 1)
-        with pytest.raises(psgd.UserError, match="has residuals, which full precision has not"):
+        with pytest.raises(psgd.UserError, match="has residuals, but full precision has none"):
             exchange.check(saved | {"residuals": -1}, 1)

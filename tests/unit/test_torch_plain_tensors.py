@@ -53,11 +53,11 @@ def test_views_and_odd_numbers_come_back():
     ("value", "text"),
     [
         (torch.zeros(2, requires_grad=True), "needs a gradient, which no checkpoint gives back"),
-        (torch.nn.Parameter(torch.zeros(2)), "Parameter, which no checkpoint keeps"),
+        (torch.nn.Parameter(torch.zeros(2)), "Parameter, which checkpoints cannot keep"),
         (torch.zeros(2).to_sparse(), "is not a plain dense tensor"),
         (torch.zeros(2, device="meta"), "is not a plain dense tensor"),
-        (torch.nn.Linear(1, 1), "Linear, which no checkpoint keeps"),
-        (torch.Generator(), "Generator, which no checkpoint keeps"),
+        (torch.nn.Linear(1, 1), "Linear, which checkpoints cannot keep"),
+        (torch.Generator(), "Generator, which checkpoints cannot keep"),
     ],
 )
 def test_what_cannot_come_back_is_refused(value, text):
