@@ -15,7 +15,7 @@ from .liveness.abort import (
     report,
     running_mpi,
 )
-from .liveness.rank_status import PREEMPTED, report_end
+from .liveness.rank_status import Status, report_status
 from .timeouts import LONGEST_S
 
 
@@ -43,7 +43,7 @@ def abort_on_error() -> Iterator[None]:
     except SystemExit as error:
         code = _exit_code(error)
         if isinstance(error, Preempted):
-            report_end(PREEMPTED)
+            report_status(Status.PREEMPTED)
         if code == 0 or isinstance(error, Preempted):
             _join_others()
             raise

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ..communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
+from ..communication.liveness.rank_status import Status
 
 
 class Ending(Enum):
@@ -57,7 +57,7 @@ class JobStatus:
 
     ranks: int
     mpiexec_code: int
-    end_statuses: Mapping[int, str] = field(default_factory=dict)
+    end_statuses: Mapping[int, Status] = field(default_factory=dict)
     signed_on: frozenset[int] = frozenset()
     killed: str | None = None
     failed_at_start: str | None = None
@@ -66,11 +66,11 @@ class JobStatus:
     has_unfinished_session: bool = False
     lost_folder: str | None = None
 
-    def ended_with(self, *statuses: str) -> list[int]:
+    def ended_with(self, *statuses: Status) -> list[int]:
         """Return the ranks that have ended with one of these statuses, in ascending order."""
         return sorted(rank for rank, status in self.end_statuses.items() if status in statuses)
 
-    def any_ended(self, *statuses: str) -> bool:
+    def any_ended(self, *statuses: Status) -> bool:
         """Return True if any rank has ended with one of these statuses."""
         return bool(self.ended_with(*statuses))
 
@@ -91,23 +91,23 @@ def outcome(job: JobStatus, *, survive: bool) -> Outcome:
         survive: True if remaining ranks go on after a failure (`--survive`).
     """
     code = job.mpiexec_code
-    if job.any_ended(PREEMPTED):  # reported only after all ranks have agreed and saved
+    if job.any_ended(Status.PREEMPTED):  # reported only after all ranks have agreed and saved
         return Outcome(Ending.PREEMPTED)
     if job.all_stopped is not None:
         return Outcome(Ending.LOST, job.all_stopped)
     if job.failed_at_start is not None:
         return Outcome(Ending.LOST, job.failed_at_start, at_start=True)
-    if survive and job.any_ended(FINISHED) and not job.any_ended(FAILED, LOST):
+    if survive and job.any_ended(Status.FINISHED) and not job.any_ended(Status.FAILED, Status.LOST):
         if not job.has_unfinished_session:
             return Outcome(Ending.COMPLETE)
         no_model = "nobody has finished its training session: no final model is saved"
         return Outcome(Ending.LOST, f"{job.killed or 'ranks are lost'}, and {no_model}")
     if job.killed is not None and not survive:
         return Outcome(Ending.LOST, job.killed)
-    if lost := job.ended_with(LOST):
+    if lost := job.ended_with(Status.LOST):
         ranks = ", ".join(map(str, lost))
         return Outcome(Ending.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
-    if job.any_ended(FAILED):
+    if job.any_ended(Status.FAILED):
         return Outcome(Ending.FAILED)
     succeeded = code == 0 and job.all_reported
     if not survive and job.end_statuses and (succeeded or len(job.end_statuses) == job.ranks):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..communication.liveness.rank_status import SHARED_ERROR
+from ..communication.liveness.rank_status import Status
 from ..communication.phrases import in_brief
 from ..communication.stderr import write_stderr
 from .status_pipes import RankReport
@@ -53,7 +53,7 @@ class RankErrors:
             error = self._open.setdefault(report.text, _Error())
             if report.rank not in error.ranks:
                 error.ranks.append(report.rank)
-            shared = report.kind.endswith(SHARED_ERROR)
+            shared = report.kind.endswith(Status.SHARED_ERROR)
             error.due = now + (_SHARED_QUIET_S if shared else _QUIET_S)
         for text, error in list(self._open.items()):
             if error.due <= now or len(error.ranks) == self._ranks:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from ..communication.liveness.abort import GRACE_S
-from ..communication.liveness.rank_status import EXITED, FAILED, LOST, ON, TRAINS
+from ..communication.liveness.rank_status import Status
 from .cleanup import ranks_running
 from .status_pipes import RankReports
 
@@ -49,11 +49,13 @@ class StartupMonitor:
         All ranks make the learner together, so MPI is up on every rank. Some ranks may report the
         learner later than the first, because each has work to do before its report.
         """
-        self._started = self._started or bool(self._training & self._reports.ranks_with(TRAINS))
+        self._started = self._started or bool(
+            self._training & self._reports.ranks_with(Status.TRAINS)
+        )
         return self._started
 
     def record_exits(
-        self, processes: Mapping[int, str], exit_reasons: Mapping[int, str], since_s: float
+        self, processes: Mapping[int, str], exit_reasons: Mapping[int, Status], since_s: float
     ) -> None:
         """Record ranks that have exited.
 
@@ -72,10 +74,10 @@ class StartupMonitor:
         After a timeout a rank reports LOST, waits `GRACE_S`, and then ends the job. A rank notified
         of a failure by MPI reports LOST at once.
         """
-        waits = [report.time_s + GRACE_S for report in self._reports.of_kinds(LOST)]
-        return bool(self._reports.of_kinds(FAILED)) or min(waits, default=math.inf) < time_s
+        waits = [report.time_s + GRACE_S for report in self._reports.of_kinds(Status.LOST)]
+        return bool(self._reports.of_kinds(Status.FAILED)) or min(waits, default=math.inf) < time_s
 
-    def check(self, now: float, exit_reasons: Mapping[int, str]) -> None:
+    def check(self, now: float, exit_reasons: Mapping[int, Status]) -> None:
         """Find ranks that have exited on remote hosts or before signing on. Call it regularly.
 
         A rank without a sign-on is noticed by the absence of its process on this host.
@@ -84,9 +86,9 @@ class StartupMonitor:
             now: the time, by the monotonic clock.
             exit_reasons: the reported reason of exit by rank.
         """
-        for report in self._reports.of_kinds(EXITED):
+        for report in self._reports.of_kinds(Status.EXITED):
             self.record_exits({report.rank: "on another host"}, exit_reasons, report.time_s)
-        signed_on = self._reports.ranks_with(ON)
+        signed_on = self._reports.ranks_with(Status.STARTED)
         if not self._local or self.has_started or not signed_on or len(signed_on) == self._ranks:
             return
         self._first_sign_on_s = self._first_sign_on_s or now

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..communication.liveness.rank_status import END_STATUSES, ERROR, PROCESS, SHARED_ERROR
+from ..communication.liveness.rank_status import END_STATUSES, Status
 
 _READ_BYTES = 1 << 16
 
@@ -26,7 +26,7 @@ class RankReport:
     """A report of a rank.
 
     Attributes:
-        kind: one of the suffixes in `rank_status`, some with a number before it ("3.begun").
+        kind: a `Status`, for some statuses with a number before it ("3.begun").
         time_s: the time of the report, by `time.time` of the rank's host.
         text: further text, for some kinds.
     """
@@ -75,7 +75,7 @@ class RankReports:
 
     def _add(self, rank: int, line: bytes) -> None:
         time_s, kind, text = json.loads(line)
-        if kind.endswith((f".{ERROR}", f".{SHARED_ERROR}")):
+        if kind.endswith((f".{Status.ERROR}", f".{Status.SHARED_ERROR}")):
             self._errors.append(RankReport(rank, kind, time_s, text))
             return
         if kind in END_STATUSES:  # replaces the rank's earlier reason of exit
@@ -88,7 +88,7 @@ class RankReports:
         errors, self._errors = self._errors, []
         return errors
 
-    def of_kinds(self, *kinds: str) -> list[RankReport]:
+    def of_kinds(self, *kinds: Status) -> list[RankReport]:
         """Return all reports of these kinds, except `PROCESS`, the oldest first."""
         found = [
             report
@@ -103,13 +103,13 @@ class RankReports:
                 found.append(RankReport(int(rank), kind, path.stat().st_mtime, text))
         return sorted(found, key=lambda report: report.time_s)
 
-    def ranks_with(self, *kinds: str) -> set[int]:
+    def ranks_with(self, *kinds: Status) -> set[int]:
         """Return the ranks with a report of any of these kinds."""
         return {report.rank for report in self.of_kinds(*kinds)}
 
     def pid(self, rank: int) -> str:
         """Return the process id of a rank on this host, or "" if the rank has not reported it."""
-        report = self._by_rank_and_kind.get((rank, PROCESS))
+        report = self._by_rank_and_kind.get((rank, Status.PROCESS))
         return "" if report is None else report.text
 
     @property

@@ -21,19 +21,7 @@ from ..communication.liveness.heartbeat import (
     is_running,
     make_heartbeat_table,
 )
-from ..communication.liveness.rank_status import (
-    ALL_FINISHED,
-    BEGUN,
-    CHECKPOINT,
-    END_STATUSES,
-    FAILED,
-    FINISHED,
-    LOST,
-    ON,
-    OVER,
-    PREEMPTION_REQUESTED,
-    PROCESS,
-)
+from ..communication.liveness.rank_status import END_STATUSES, Status
 from ..communication.phrases import in_words
 from ..communication.timeouts import TIMEOUT_S
 from .cleanup import MPIEXEC, locked_folder, remove, remove_leftovers
@@ -130,7 +118,7 @@ class Supervisor:
         """Make a pipe for every rank, or none if a pipe cannot be made for every rank."""
         try:
             for rank in range(self.ranks):
-                path = self._folder / f"{rank}.{PROCESS}"
+                path = self._folder / f"{rank}.{Status.PROCESS}"
                 os.mkfifo(path)
                 pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._pipes[pipe] = rank
@@ -200,29 +188,32 @@ class Supervisor:
         has another cause. Reports from remote hosts may be late or missing.
         """
         now = time.time()
-        reports = [report.time_s for report in self._reports_of(FAILED, LOST)]
+        reports = [report.time_s for report in self._reports_of(Status.FAILED, Status.LOST)]
         return not self.all_local or any(not 0 <= now - time_s < GRACE_S for time_s in reports)
 
-    def exit_reasons(self) -> dict[int, str]:
+    def exit_reasons(self) -> dict[int, Status]:
         """Return the reported reason of exit by rank.
 
         If a rank has reported several, the first counts.
         """
-        return {report.rank: report.kind for report in reversed(self._reports_of(*END_STATUSES))}
+        reports = reversed(self._reports_of(*END_STATUSES))
+        return {report.rank: Status(report.kind) for report in reports}
 
     @property
     def all_finished(self) -> bool:
         """True if all ranks have reached the end of the program."""
         exit_reasons = self.exit_reasons()
-        return len(exit_reasons) == self.ranks and {*exit_reasons.values()} == {FINISHED}
+        return len(exit_reasons) == self.ranks and {*exit_reasons.values()} == {Status.FINISHED}
 
     def was_asked_to_leave(self) -> bool:
         """Return True if any rank is known to have received a preemption notice."""
-        return bool(self._reports_of(PREEMPTION_REQUESTED))
+        return bool(self._reports_of(Status.PREEMPTION_REQUESTED))
 
     def signed_on(self) -> set[int]:
         """Return the ranks known to have signed on and still able to report how they end."""
-        return {report.rank for report in self._reports_of(ON)} - self._with_other_program
+        return {
+            report.rank for report in self._reports_of(Status.STARTED)
+        } - self._with_other_program
 
     @property
     def may_miss_reports(self) -> bool:
@@ -235,19 +226,19 @@ class Supervisor:
 
     def saw_all_finish(self) -> bool:
         """Return True if a rank has seen all ranks reach their end."""
-        return bool(self._reports_of(ALL_FINISHED))
+        return bool(self._reports_of(Status.ALL_FINISHED))
 
     def has_unfinished_session(self) -> bool:
         """Return True if the ranks have begun a training session and no rank has finished it."""
         started, finished = (
             {report.kind.partition(".")[0] for report in self._reports_of(status)}
-            for status in (BEGUN, OVER)
+            for status in (Status.SESSION_BEGUN, Status.SESSION_FINISHED)
         )
         return not started <= finished
 
     def newest_checkpoint(self) -> str | None:
         """Return the newest checkpoint known to be written in this job, or None."""
-        reports = self._reports_of(CHECKPOINT)
+        reports = self._reports_of(Status.CHECKPOINT)
         return reports[-1].text or None if reports else None
 
     def job_status(self, mpiexec_code: int) -> JobStatus:
@@ -290,7 +281,7 @@ class Supervisor:
             self._startup.check(now, self.exit_reasons())
         if self.failed_at_start is not None:
             return self.failed_at_start
-        failed = {FAILED, LOST} & {*self.exit_reasons().values()}
+        failed = {Status.FAILED, Status.LOST} & {*self.exit_reasons().values()}
         self._failed_s = self._failed_s + _POLL_INTERVAL_S if failed else 0.0
         if self._failed_s > _END_TIMEOUT_S:
             return (
@@ -325,7 +316,7 @@ class Supervisor:
         """
         self.check()
         exit_reasons = self.exit_reasons()
-        if self.all_stopped is not None or {FAILED, LOST} & {*exit_reasons.values()}:
+        if self.all_stopped is not None or {Status.FAILED, Status.LOST} & {*exit_reasons.values()}:
             return None
         silent = [rank for rank in self._exited if rank not in exit_reasons]
         if not self.all_local:
@@ -383,7 +374,7 @@ class Supervisor:
         self._reports.close()
         remove(self._folder, self._lock, complete=complete)
 
-    def _reports_of(self, *kinds: str) -> list[RankReport]:
+    def _reports_of(self, *kinds: Status) -> list[RankReport]:
         """Return all reports of these kinds so far, the oldest first."""
         self._reports.read_pipes(self._pipes)
         return self._reports.of_kinds(*kinds)

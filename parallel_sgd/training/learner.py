@@ -11,7 +11,7 @@ import numpy as np
 from ..algorithms import Algorithm, Work
 from ..algorithms.skipped import Skipped
 from ..communication import Communicator, Group, can_recover
-from ..communication.liveness.rank_status import report_training
+from ..communication.liveness.rank_status import Status, report_status
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import UpdateRule
@@ -182,7 +182,7 @@ class Learner(FixedAttributes):
             # Made once: if ranks fail during setup, the failover still knows this rank's shards.
             self.recovery = ServerFailover(cast(ServedLearner, self), self._reconfigure)
         self.recovery.begin()
-        report_training()
+        report_status(Status.TRAINS)
 
     def _form_group(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""

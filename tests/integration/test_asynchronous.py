@@ -154,9 +154,9 @@ LATE = """
 import os, time
 import parallel_sgd.training.learner as setup
 
-say = setup.report_training
+say = setup.report_status
 if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
-    setup.report_training = lambda: (time.sleep(1), say())
+    setup.report_status = lambda status: (time.sleep(1), say(status))
 """
 
 

@@ -23,7 +23,7 @@ from parallel_sgd.communication.liveness.heartbeat import (
     _birth,
     make_heartbeat_table,
 )
-from parallel_sgd.communication.liveness.rank_status import PROCESS
+from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
 from parallel_sgd.launcher.supervisor import Supervisor
 
@@ -164,13 +164,15 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()
             heartbeat_table.write(Heartbeat(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
-            pipe = os.open(Path(supervisor.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
-            os.write(pipe, json.dumps([0, PROCESS, str(pid)]).encode() + b"\n")
+            pipe = os.open(
+                Path(supervisor.environ[FOLDER], f"{rank}.{Status.PROCESS}"), os.O_WRONLY
+            )
+            os.write(pipe, json.dumps([0, Status.PROCESS, str(pid)]).encode() + b"\n")
         gone = subprocess.Popen(["true"])  # one that has died, and whom the others survive
         line = Heartbeat(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
         gone.wait()
         heartbeat_table.write(line)
-        os.close(os.open(Path(supervisor.environ[FOLDER], f"2.{PROCESS}"), os.O_WRONLY))
+        os.close(os.open(Path(supervisor.environ[FOLDER], f"2.{Status.PROCESS}"), os.O_WRONLY))
         processes[0].send_signal(signal.SIGSTOP)
         for _ in range(5):
             time.sleep(0.06)

@@ -23,7 +23,7 @@ from test_launcher import MPICH, OPEN_MPI
 
 from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.communication.job_environment import JOB
-from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
+from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
 from parallel_sgd.launcher.options import Request
@@ -69,7 +69,7 @@ def words(*said: str) -> dict[str, str]:
 KILLED = {"code": 137}
 
 
-WELL = {"files": words(FINISHED, FINISHED, FINISHED)}
+WELL = {"files": words(Status.FINISHED, Status.FINISHED, Status.FINISHED)}
 
 
 def saved(name: str) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def test_a_lost_job_is_started_again_and_told_how_often(play, capsys):
 @pytest.mark.parametrize(
     ("step", "code"),
     [
-        ({"code": 3, "files": words(FAILED)}, 3),
-        ({"code": 0, "files": words(FINISHED, FAILED)}, 1),
-        ({"code": 75, "files": words(PREEMPTED, PREEMPTED)}, 75),
-        ({"code": 0, "files": words(PREEMPTED)}, 75),
+        ({"code": 3, "files": words(Status.FAILED)}, 3),
+        ({"code": 0, "files": words(Status.FINISHED, Status.FAILED)}, 1),
+        ({"code": 75, "files": words(Status.PREEMPTED, Status.PREEMPTED)}, 75),
+        ({"code": 0, "files": words(Status.PREEMPTED)}, 75),
         (WELL, 0),
         ({**WELL, "code": 5}, 0),  # something has ended it as it was complete
         ({"code": 0}, 0),  # ranks on other hosts, that cannot say anything
@@ -134,12 +134,14 @@ def test_a_job_goes_on_where_nothing_can_be_written_to_stderr(play, monkeypatch)
         raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
-    code, starts = play(saved("1"), {"code": 3, "files": words(FINISHED, FINISHED, FINISHED)})
+    code, starts = play(
+        saved("1"), {"code": 3, "files": words(Status.FINISHED, Status.FINISHED, Status.FINISHED)}
+    )
     assert (code, len(starts)) == (0, 2)
 
 
 def test_a_job_that_was_lost_has_no_exit_code_of_0(play):
-    code, starts = play({"code": 0, "files": words(FINISHED, LOST)}, restarts=2)
+    code, starts = play({"code": 0, "files": words(Status.FINISHED, Status.LOST)}, restarts=2)
     assert (code, len(starts)) == (1, 3)
 
 

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
-from parallel_sgd.communication.liveness.rank_status import (
-    EXITED,
-    FAILED,
-    FINISHED,
-    LOST,
-    ON,
-    TRAINS,
-)
+from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher.cleanup import ranks_running
 from parallel_sgd.launcher.startup import StartupMonitor
 from parallel_sgd.launcher.status_pipes import RankReports
@@ -64,12 +57,12 @@ def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 @pytest.mark.parametrize("gone", [{1: "pid 17", 0: "pid 16"}, {2: "pid 18"}])
 def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
     """Also that of a rank in reserve: MPI_Init waits for it."""
-    tell(tmp_path, ON, 0, 1)
-    tell(tmp_path, TRAINS, 2)  # in reserve
+    tell(tmp_path, Status.STARTED, 0, 1)
+    tell(tmp_path, Status.TRAINS, 2)  # in reserve
     start.record_exits(gone, {}, NOW)
     rank, process = next(iter(gone.items()))
     assert start.failure.startswith(f"rank {rank} ({process}) was gone without a word")
-    tell(tmp_path, TRAINS, 1)
+    tell(tmp_path, Status.TRAINS, 1)
     start.record_exits({0: "pid 16"}, {}, NOW)
     assert f"rank {rank} " in start.failure
 
@@ -77,16 +70,16 @@ def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
 @pytest.mark.parametrize(
     ("rank", "word", "seconds_ago", "is_lost"),
     [
-        (1, FINISHED, 0, False),
-        (0, FAILED, 0, False),
-        (0, LOST, 0, True),  # it has heard of the death
-        (0, LOST, 9, False),  # it has waited in vain, and ended the others
+        (1, Status.FINISHED, 0, False),
+        (0, Status.FAILED, 0, False),
+        (0, Status.LOST, 0, True),  # it has heard of the death
+        (0, Status.LOST, 9, False),  # it has waited in vain, and ended the others
     ],
 )
 def test_who_says_why_is_no_loss_and_what_follows_from_it_none(
     start, tmp_path, rank, word, seconds_ago, is_lost
 ):
-    tell(tmp_path, ON, 0, 1, 2)
+    tell(tmp_path, Status.STARTED, 0, 1, 2)
     tell(tmp_path, word, rank)
     os.utime(tmp_path / f"{rank}.{word}", (NOW - seconds_ago, NOW - seconds_ago))
     start.record_exits({1: "pid 17"}, {rank: word}, NOW)
@@ -96,8 +89,8 @@ def test_who_says_why_is_no_loss_and_what_follows_from_it_none(
 @pytest.mark.parametrize("signed_on", [(0, 1, 2), (1,)], ids=["all", "those of this host"])
 def test_a_death_after_that_is_survived(start, tmp_path, signed_on):
     """Also where others are about to say that they have it."""
-    tell(tmp_path, ON, *signed_on)
-    tell(tmp_path, TRAINS, 1)
+    tell(tmp_path, Status.STARTED, *signed_on)
+    tell(tmp_path, Status.TRAINS, 1)
     start.record_exits({1: "pid 17"}, {}, NOW)
     assert start.failure is None and start.has_started
 
@@ -106,7 +99,7 @@ def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_
     assert ranks_running(tmp_path) == {0, 1}
     for now in (0.0, 9.0):
         start.check(now, {})  # none has signed on: mpiexec may not have started any
-    tell(tmp_path, ON, 0)
+    tell(tmp_path, Status.STARTED, 0)
     for now, lost in ((10.0, False), (11.0, False), (14.0, False), (15.0, True)):
         start.check(now, {})
         assert (start.failure is not None) == lost
@@ -114,9 +107,9 @@ def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_
 
 
 def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
-    tell(tmp_path, ON, 0, 1)
-    tell(tmp_path, EXITED, 1)
-    start.check(0.0, {1: FINISHED})
+    tell(tmp_path, Status.STARTED, 0, 1)
+    tell(tmp_path, Status.EXITED, 1)
+    start.check(0.0, {1: Status.FINISHED})
     assert start.failure is None
     start.check(1.0, {})
     assert start.failure.startswith("rank 1 (on another host) was gone")
@@ -125,10 +118,10 @@ def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
 #: A rank that finds no launcher on its host.
 ELSEWHERE = """
 import sys
-from parallel_sgd.communication.liveness.rank_status import report_training, report_start
+from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
 report_start()
 if sys.argv[1] == "trains":
-    report_training()
+    report_status(Status.TRAINS)
 print(flush=True)
 input()
 """
@@ -146,15 +139,15 @@ def test_a_rank_elsewhere_is_mourned_until_it_trains(tmp_path, when):
         text=True,
     )
     rank.stdout.readline()
-    assert not (tmp_path / f"1.{EXITED}").exists()
+    assert not (tmp_path / f"1.{Status.EXITED}").exists()
     rank.kill()
     _, errors = rank.communicate()  # at their end nobody is left who mourns
-    assert (tmp_path / f"1.{EXITED}").exists() == (when == "before")
+    assert (tmp_path / f"1.{Status.EXITED}").exists() == (when == "before")
     assert errors == ""
 
 
 def test_a_rank_that_takes_long_to_sign_on_is_waited_for(start, tmp_path, processes):
-    tell(tmp_path, ON, 0, 2)
+    tell(tmp_path, Status.STARTED, 0, 2)
     for now in range(100, 200):
         start.check(float(now), {})
     assert start.failure is None

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PROCESS
+from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher import cleanup as leftovers
 from parallel_sgd.launcher import supervisor as supervisor_module
 from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
@@ -88,7 +88,7 @@ def test_the_first_one_that_is_gone_is_named(ranks, looks):
     assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
-@pytest.mark.parametrize("why", [FINISHED, FAILED, LOST])
+@pytest.mark.parametrize("why", [Status.FINISHED, Status.FAILED, Status.LOST])
 def test_who_has_signed_off_is_not_named(ranks, why):
     with Supervisor(RANKS) as supervisor:
         sign_on(supervisor, ranks)
@@ -99,11 +99,10 @@ def test_who_has_signed_off_is_not_named(ranks, why):
 
 
 FAILS_AT_LAST = """
-from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED
-from parallel_sgd.communication.liveness.rank_status import report_end, report_start
+from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
 report_start()
-for word in (FINISHED, FAILED, FINISHED):
-    report_end(word)
+for word in (Status.FINISHED, Status.FAILED, Status.FINISHED):
+    report_status(word)
 """
 
 
@@ -111,19 +110,18 @@ def test_who_fails_behind_the_end_of_its_mpi_has_failed():
     with Supervisor(1) as supervisor:
         environ = {**os.environ, **supervisor.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
         subprocess.run([sys.executable, "-c", FAILS_AT_LAST], env=environ, check=True)
-        assert supervisor.exit_reasons() == {0: FAILED}
+        assert supervisor.exit_reasons() == {0: Status.FAILED}
 
 
 TELLS = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.liveness.rank_status import report_checkpoint, report_end
-from parallel_sgd.communication.liveness.rank_status import report_start
+from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
 report_start()
 print("on", flush=True)
 for line in sys.stdin:
     word = line.strip()
-    (report_checkpoint(Path(word)) if word[0] == "/" else report_end(word))
+    report_status(*((Status.CHECKPOINT, word) if word[0] == "/" else (Status(word),)))
     print("told", flush=True)
 """
 
@@ -168,16 +166,16 @@ def without_folder(supervisor: Supervisor) -> None:
     shutil.rmtree(supervisor.environ[FOLDER])
 
 
-@pytest.mark.parametrize("word", ["ends", FAILED, "is killed"])
+@pytest.mark.parametrize("word", ["ends", Status.FAILED, "is killed"])
 def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
     with Supervisor(1) as supervisor, telling(supervisor) as told:
         supervisor.check()
         without_folder(supervisor)
         told("/somewhere/a \N{SNOWMAN}")
-        if word == FAILED:
+        if word == Status.FAILED:
             told(word)
         assert told("is killed" if word == "is killed" else "ends") == ""
-        ends = {"ends": Ending.COMPLETE, FAILED: Ending.FAILED, "is killed": Ending.LOST}
+        ends = {"ends": Ending.COMPLETE, Status.FAILED: Ending.FAILED, "is killed": Ending.LOST}
         assert outcome(supervisor.job_status(1), survive=False).end is ends[word]
         assert (supervisor.killed_rank() is not None) == (word == "is killed")
         assert (supervisor.silent_exit_line() is not None) == (word == "is killed")
@@ -200,10 +198,12 @@ def test_a_rank_says_that_it_could_not_tell(monkeypatch):
     monkeypatch.setattr(supervisor_module.os, "mkfifo", lambda path: path.rename("/no/where"))
     with Supervisor(1) as supervisor, telling(supervisor) as told:
         Path(
-            supervisor.environ[FOLDER], f"0.{FINISHED}"
+            supervisor.environ[FOLDER], f"0.{Status.FINISHED}"
         ).mkdir()  # stands for a disk without an inode
         said = told("ends")
-    assert said.startswith("[rank 0] parallel_sgd: the launcher could not be told 'left': [Errno ")
+    assert said.startswith(
+        "[rank 0] parallel_sgd: the status 'left' could not be reported to the launcher: [Errno "
+    )
 
 
 def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
@@ -214,7 +214,7 @@ def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
         assert told("ends") == ""
         assert Path(supervisor.environ[FOLDER], "0.checkpoint").exists()
         assert supervisor.newest_checkpoint().startswith("/somewhere/999-")
-        assert supervisor.exit_reasons() == {0: FINISHED}
+        assert supervisor.exit_reasons() == {0: Status.FINISHED}
 
 
 @pytest.mark.parametrize("silent", [0, 1])
@@ -272,7 +272,7 @@ def test_nobody_is_named_where_one_is_not_there(ranks, coming):
     with Supervisor(RANKS) as supervisor:
         sign_on(supervisor, ranks[:3])
         if coming:
-            pipe = os.open(Path(supervisor.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
+            pipe = os.open(Path(supervisor.environ[FOLDER], f"3.{Status.PROCESS}"), os.O_WRONLY)
         kill(ranks, 1, 0)
         assert supervisor.silent_exit_line() is None
         if coming:
@@ -454,7 +454,7 @@ def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ag
     with Supervisor(RANKS) as supervisor:
         sign_on(supervisor, ranks)
         kill(ranks, 2)
-        said = Path(supervisor.environ[FOLDER], f"0.{FAILED}")
+        said = Path(supervisor.environ[FOLDER], f"0.{Status.FAILED}")
         said.touch()
         now = time.time()
         os.utime(said, (now - seconds_ago, now - seconds_ago))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.rank_status import FAILED, FINISHED, LOST, PREEMPTED
+from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher.outcome import Ending, JobStatus, Outcome, outcome
 from parallel_sgd.launcher.supervisor import Supervisor
 
@@ -21,34 +21,37 @@ def ended(*statuses: str) -> dict[str, Any]:
     return {"end_statuses": dict(enumerate(statuses)), "signed_on": frozenset(range(len(statuses)))}
 
 
-TWO_SIGNED_ON: dict[str, Any] = {"signed_on": frozenset({0, 2}), "end_statuses": {0: FINISHED}}
-ALL_FINISHED = ended(FINISHED, FINISHED, FINISHED)
+TWO_SIGNED_ON: dict[str, Any] = {
+    "signed_on": frozenset({0, 2}),
+    "end_statuses": {0: Status.FINISHED},
+}
+ALL_FINISHED = ended(Status.FINISHED, Status.FINISHED, Status.FINISHED)
 
 OUTCOMES: list[tuple[int, bool, dict[str, Any], Ending]] = [
     # mpiexec's exit code, --survive, what is known, and the ending
     (0, False, ALL_FINISHED, Ending.COMPLETE),
     (1, False, ALL_FINISHED, Ending.COMPLETE),  # something has gone wrong after that
-    (1, False, ended(FINISHED, FINISHED), Ending.LOST),
+    (1, False, ended(Status.FINISHED, Status.FINISHED), Ending.LOST),
     (0, False, {"signed_on": frozenset({0, 2})}, Ending.LOST),  # Open MPI, if a host is lost
     (0, False, TWO_SIGNED_ON, Ending.LOST),  # and no rank has seen all ranks finish
     (0, False, TWO_SIGNED_ON | {"saw_all_finish": True}, Ending.COMPLETE),
     (1, False, TWO_SIGNED_ON | {"saw_all_finish": True}, Ending.LOST),
-    (0, False, ended(FINISHED), Ending.COMPLETE),  # others cannot say anything
+    (0, False, ended(Status.FINISHED), Ending.COMPLETE),  # others cannot say anything
     (0, False, {}, Ending.COMPLETE),
-    (137, True, ended(FINISHED, FINISHED), Ending.COMPLETE),
-    (0, True, ended(FINISHED), Ending.COMPLETE),
+    (137, True, ended(Status.FINISHED, Status.FINISHED), Ending.COMPLETE),
+    (0, True, ended(Status.FINISHED), Ending.COMPLETE),
     (0, True, {}, Ending.LOST),
-    (1, True, ended(FINISHED, FAILED), Ending.FAILED),
-    (0, True, ended(FINISHED) | {"has_unfinished_session": True}, Ending.LOST),
-    (1, False, ended(FAILED, LOST), Ending.LOST),
-    (1, False, ended(FAILED), Ending.FAILED),
-    (1, True, ended(FINISHED, LOST), Ending.LOST),
-    (1, False, ended(PREEMPTED, FINISHED), Ending.PREEMPTED),
-    (1, False, ended(PREEMPTED) | {"all_stopped": "all are stopped"}, Ending.PREEMPTED),
+    (1, True, ended(Status.FINISHED, Status.FAILED), Ending.FAILED),
+    (0, True, ended(Status.FINISHED) | {"has_unfinished_session": True}, Ending.LOST),
+    (1, False, ended(Status.FAILED, Status.LOST), Ending.LOST),
+    (1, False, ended(Status.FAILED), Ending.FAILED),
+    (1, True, ended(Status.FINISHED, Status.LOST), Ending.LOST),
+    (1, False, ended(Status.PREEMPTED, Status.FINISHED), Ending.PREEMPTED),
+    (1, False, ended(Status.PREEMPTED) | {"all_stopped": "all are stopped"}, Ending.PREEMPTED),
     (0, False, ALL_FINISHED | {"all_stopped": "all are stopped"}, Ending.LOST),
-    (0, True, ended(FINISHED) | {"failed_at_start": "rank 1"}, Ending.LOST),
+    (0, True, ended(Status.FINISHED) | {"failed_at_start": "rank 1"}, Ending.LOST),
     (0, False, ALL_FINISHED | {"killed": "rank 1"}, Ending.LOST),
-    (0, True, ended(FINISHED) | {"killed": "rank 1"}, Ending.COMPLETE),
+    (0, True, ended(Status.FINISHED) | {"killed": "rank 1"}, Ending.COMPLETE),
     (0, False, {"lost_folder": "/tmp/x"}, Ending.COMPLETE),
     (1, False, {"lost_folder": "/tmp/x"}, Ending.LOST),
 ]
@@ -79,8 +82,8 @@ def test_a_job_without_reports_rests_on_the_exit_code() -> None:
     ("files", "known"),
     [
         (("0.on", "2.on", "0.left"), TWO_SIGNED_ON),
-        (("0.on", "0.left", "1.on", "1.failed"), ended(FINISHED, FAILED)),
-        (("0.on", "0.left", "0.together"), ended(FINISHED) | {"saw_all_finish": True}),
+        (("0.on", "0.left", "1.on", "1.failed"), ended(Status.FINISHED, Status.FAILED)),
+        (("0.on", "0.left", "0.together"), ended(Status.FINISHED) | {"saw_all_finish": True}),
         (("2.0.begun",), {"has_unfinished_session": True}),
         (("2.0.begun", "0.0.over"), {}),
         (("2.0.begun", "2.1.begun", "0.0.over"), {"has_unfinished_session": True}),

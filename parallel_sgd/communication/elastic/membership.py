@@ -30,7 +30,7 @@ from ..backoff import Backoff
 from ..liveness.abort import print_labelled
 from ..liveness.eviction import PeriodicEviction
 from ..liveness.failure import is_rank_failure
-from ..liveness.rank_status import FAILED, FINISHED, LOST, report_end
+from ..liveness.rank_status import Status, report_status
 from ..liveness.watchdog import Watchdog, standing_by
 from ..phrases import in_words
 from ..stderr import write_stderr
@@ -237,8 +237,8 @@ def end_without_mpi(*, well: bool = True) -> NoReturn:
             sys.stdout.flush()
     except OSError as error:
         print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")
-        report_end(FAILED)
+        report_status(Status.FAILED)
         well = False
-    report_end(FINISHED if well else LOST)
+    report_status(Status.FINISHED if well else Status.LOST)
     write_stderr()
     os._exit(int(not well))

@@ -31,7 +31,7 @@ from ..job_environment import launched_rank, launched_size, srun_step
 from ..stderr import write_stderr
 from .heartbeat import own
 from .rank_process import claim, hydras_socket, is_rank
-from .rank_status import FAILED, LOST, report_end, report_error
+from .rank_status import Status, report_error, report_status
 
 #: Pause of a rank before it ends the job: other ranks with the same error can print it, and
 #: mpiexec can read the output. MPICH's mpiexec drops output in flight when a rank aborts.
@@ -113,7 +113,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
 
     Local.
     """
-    report_end(FAILED)
+    report_status(Status.FAILED)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     try:
@@ -169,7 +169,7 @@ def report(error: BaseException) -> int:
     """Print an error for the user, and return the exit code for it."""
     failed_rank = _failed_rank(error)
     if isinstance(error, PeerFailure | SharedPeerFailure | RanksLost) or failed_rank is not None:
-        report_end(LOST)
+        report_status(Status.LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
         frames = frames.tb_next

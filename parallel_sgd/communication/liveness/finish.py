@@ -28,7 +28,7 @@ from ..backoff import Backoff
 from . import mail
 from .abort import running_mpi
 from .rank_process import is_rank
-from .rank_status import FINISHED, limit_finalize_time, report_all_finished, report_end
+from .rank_status import Status, limit_finalize_time, report_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -223,10 +223,10 @@ def _leave() -> None:
     if _protocol is not None:
         _protocol.leave()
         if _protocol.all_finished:
-            report_all_finished()
+            report_status(Status.ALL_FINISHED)
     for function in _called_last:
         function()
-    report_end(FINISHED)
+    report_status(Status.FINISHED)
 
 
 @atexit.register  # registered first in this package, so called last

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from ..phrases import in_words
 from .abort import end_job, print_labelled
 from .diagnosis import StatusQuery, StatusReport, missing_in_words
-from .rank_status import LOST, report_end
+from .rank_status import Status, report_status
 
 _ASKS_S = 0.5  #: shortest interval between two queries to a rank
 
@@ -61,7 +61,7 @@ class FinishWait:
             self._print_missing(ranks, self._status_query.latest(ranks))
 
     def _end(self, silent: Sequence[int]) -> None:
-        report_end(LOST)
+        report_status(Status.LOST)
         timeout_s = self._status_query.timeout_s
         print_labelled(
             f"parallel_sgd: this rank is at its end, and waits for {in_words(silent)}, which "

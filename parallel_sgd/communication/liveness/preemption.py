@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...validation import line_of, shown
 from ..job_environment import PREEMPT_ON, REQUEUE
 from .abort import print_labelled
-from .rank_status import report_preemption_request
+from .rank_status import Status, report_status
 
 SIGNALS = {name: getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGTERM")}
 """Signals available for preemption, by name."""
@@ -97,7 +97,7 @@ def preemption_requested() -> bool:
 def _receiver(previous: Handler | None) -> Handler:
     def receive(number: int, frame: FrameType | None) -> None:
         _received.append(signal.Signals(number))
-        report_preemption_request()
+        report_status(Status.PREEMPTION_REQUESTED)
         if previous is not None:
             previous(number, frame)
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from enum import StrEnum
 from pathlib import Path
 
 from ..job_environment import ERRORS, FOLDER, fault_tolerant, launched_rank
@@ -25,25 +26,31 @@ from .exit_notifier import ExitNotifier
 from .heartbeat import FILE, own
 from .rank_process import close_in_children, is_rank
 
-PROCESS, ON, EXITED, TRAINS = "process", "on", "gone", "trains"
-"""Kinds of status, and suffixes of files: process id, and the open pipe; rank started; process on
-another host exited; learner made."""
 
-PREEMPTION_REQUESTED, CHECKPOINT = "asked", "checkpoint"
-"""Rank was asked to stop; newest checkpoint known to be written."""
+class Status(StrEnum):
+    """Status of a rank. The value is its name in the rank's pipe, and the suffix of its file.
 
-ALL_FINISHED = "together"
-"""Rank has seen all ranks finish."""
+    The files of end statuses are empty: a full disk has room for them.
+    """
 
-BEGUN, OVER = "begun", "over"
-"""Training session, with its number, has begun; is over (successfully, or by a reported error)."""
+    PROCESS = "process"  #: process id; the suffix of the pipe, too
+    STARTED = "on"  #: rank started
+    EXITED = "gone"  #: process on another host exited
+    TRAINS = "trains"  #: learner made: recovery is possible from here on
+    PREEMPTION_REQUESTED = "asked"  #: rank asked to stop, before it may end
+    CHECKPOINT = "checkpoint"  #: newest complete checkpoint on disk
+    SESSION_BEGUN = "begun"  #: training session of all ranks, with its number
+    SESSION_FINISHED = "over"  #: same session finished, perhaps reported by another rank
+    ALL_FINISHED = "together"  #: rank has seen all ranks finish
+    ERROR = "error"  #: error for the launcher to print, with a number
+    SHARED_ERROR = "shared"  #: the same, raised by all ranks together
+    FINISHED = "left"  #: end: program finished
+    FAILED = "failed"  #: end: error reported
+    LOST = "lost"  #: end: gave up waiting for an unresponsive or failed rank
+    PREEMPTED = "preempted"  #: end: state saved by all ranks on request
 
-ERROR, SHARED_ERROR = "error", "shared"
-"""Error for the launcher to print, with a number: of one rank, or raised by all ranks together."""
 
-FINISHED, FAILED, LOST, PREEMPTED = END_STATUSES = "left", "failed", "lost", "preempted"
-"""Final status of a rank: program finished; error reported; gave up waiting for an unresponsive or
-failed rank; state saved by all ranks on request. Files are empty: a full disk has room for them."""
+END_STATUSES = Status.FINISHED, Status.FAILED, Status.LOST, Status.PREEMPTED
 
 #: Lowest descriptor for the pipe. An exiting process closes its highest descriptors first, so the
 #: pipe before the connection to mpiexec, which then ends all ranks.
@@ -55,7 +62,7 @@ _LEAST_S = 60.0
 _rank_process: int | None = None  # process id of the rank, different in its children
 _pipe: int | None = None  # pipe to a launcher on this host
 _errors = 0  # number of errors handed to the launcher
-_end_status: str | None = None  # one of `END_STATUSES`, once reported
+_end_status: Status | None = None  # one of `END_STATUSES`, once reported
 _exit_notifier: ExitNotifier | None = None
 
 
@@ -68,18 +75,18 @@ def report_start() -> None:
     heartbeat_table = status_file(FILE, of_rank=False)
     if heartbeat_table is not None:
         own.join_launcher_table(heartbeat_table, launched_rank() or 0)
-    place = status_file(PROCESS)
+    place = status_file(Status.PROCESS)
     if place is None:
         return
     try:
         _open_pipe(place)
     except OSError:  # no launcher on this host: it cannot see this process
-        exit_file = status_file(EXITED)
+        exit_file = status_file(Status.EXITED)
         if fault_tolerant() and exit_file is not None:
             _exit_notifier = ExitNotifier(exit_file)
     else:
-        _report(PROCESS, str(_rank_process))
-    _report(ON)
+        report_status(Status.PROCESS, str(_rank_process))
+    report_status(Status.STARTED)
 
 
 def _open_pipe(place: Path) -> None:
@@ -94,23 +101,56 @@ def _open_pipe(place: Path) -> None:
     _pipe = pipe
 
 
-def report_end(why: str) -> None:
-    """Report the final status of this rank. The first report holds.
+def report_status(status: Status, text: str = "", *, number: int | None = None) -> None:
+    """Report a status of this rank: to the pipe (without disk space), or else to a file. Local.
 
-    One exception: after `FINISHED` (in MPI.Finalize) a program may still fail.
+    Of the end statuses the first report holds, with one exception: after `FINISHED` (in
+    MPI.Finalize) a program may still fail.
 
     Args:
-        why: one of `END_STATUSES`.
+        text: process id, or path of a checkpoint.
+        number: number of the training session, the same on all ranks.
     """
-    global _end_status
-    fails_after_finish = _end_status == FINISHED and why in (FAILED, LOST)
-    if _end_status is not None and not fails_after_finish:
+    if status in END_STATUSES and not _set_end(status):
         return
-    finished_file = status_file(FINISHED)
+    name = str(status) if number is None else f"{number}.{status}"
+    if _rank_process == os.getpid() and not _write(name, text):
+        _write_file(name, text)
+    if status is Status.TRAINS:
+        _stop_exit_notifier()
+
+
+def _write_file(name: str, text: str) -> None:
+    place = status_file(name)
+    if place is None:  # no launcher, or no folder any more
+        return
+    try:
+        place.write_bytes(os.fsencode(text))
+    except OSError as error:
+        write_stderr(
+            f"[rank {launched_rank()}] parallel_sgd: the status {name!r} could not be reported to "
+            f"the launcher: {error}"
+        )
+
+
+def _set_end(status: Status) -> bool:
+    """Set the end status of this rank. Return False if an earlier one holds."""
+    global _end_status
+    fails_after_finish = _end_status is Status.FINISHED and status in (Status.FAILED, Status.LOST)
+    if _end_status is not None and not fails_after_finish:
+        return False
+    finished_file = status_file(Status.FINISHED)
     if fails_after_finish and finished_file is not None:
         finished_file.unlink(missing_ok=True)
-    _end_status = why
-    _report(why)
+    _end_status = status
+    return True
+
+
+def _stop_exit_notifier() -> None:
+    global _exit_notifier
+    if _exit_notifier is not None:
+        _exit_notifier.stop()
+        _exit_notifier = None
 
 
 def limit_finalize_time() -> None:
@@ -121,42 +161,6 @@ def limit_finalize_time() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
-
-
-def report_training() -> None:
-    """Report that this rank has made a learner: recovery is possible from here on."""
-    global _exit_notifier
-    if fault_tolerant():
-        _report(TRAINS)
-    if _exit_notifier is not None:
-        _exit_notifier.stop()
-        _exit_notifier = None
-
-
-def report_preemption_request() -> None:
-    """Report that this rank was asked to stop, before it may end."""
-    _report(PREEMPTION_REQUESTED)
-
-
-def report_checkpoint(path: Path) -> None:
-    """Report a complete checkpoint on disk."""
-    _report(CHECKPOINT, str(path.resolve()))
-
-
-def report_all_finished() -> None:
-    """Report the finish of all ranks, as seen by this rank."""
-    _report(ALL_FINISHED)
-
-
-def report_session(number: int, what: str) -> None:
-    """Report that a training session of all ranks has `BEGUN`, or is `OVER`.
-
-    Args:
-        number: number of the session, the same on all ranks. Different ranks may report begin and
-            end.
-        what: `BEGUN` or `OVER`.
-    """
-    _report(f"{number}.{what}")
 
 
 def report_error(text: str, *, shared: bool = False) -> bool:
@@ -176,7 +180,7 @@ def report_error(text: str, *, shared: bool = False) -> bool:
     if os.environ.get(ERRORS) != "1" or sys.stderr is not sys.__stderr__:
         return False
     _errors += 1
-    return _write(f"{_errors}.{SHARED_ERROR if shared else ERROR}", text)
+    return _write(f"{_errors}.{Status.SHARED_ERROR if shared else Status.ERROR}", text)
 
 
 def status_file(suffix: str, *, of_rank: bool = True) -> Path | None:
@@ -185,22 +189,6 @@ def status_file(suffix: str, *, of_rank: bool = True) -> Path | None:
     if _rank_process != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
         return None
     return Path(folder, f"{rank}.{suffix}" if of_rank else suffix)
-
-
-def _report(what: str, text: str = "") -> None:
-    """Write a status to the pipe (without disk space), or else to a file."""
-    if _rank_process != os.getpid() or _write(what, text):
-        return
-    place = status_file(what)
-    if place is None:  # no launcher, or no folder any more
-        return
-    try:
-        place.write_bytes(os.fsencode(text))
-    except OSError as error:
-        rank = launched_rank()
-        write_stderr(
-            f"[rank {rank}] parallel_sgd: the launcher could not be told {what!r}: {error}"
-        )
 
 
 def _write(what: str, text: str) -> bool:

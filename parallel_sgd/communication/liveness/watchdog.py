@@ -23,7 +23,7 @@ from .failure import is_rank_failure
 from .finish import ON_ITS_WAY_S, CollectiveCounter, FinishProtocol, check_messages
 from .finish_wait import FinishWait
 from .heartbeat import RankState, own
-from .rank_status import FAILED, LOST, report_end
+from .rank_status import Status, report_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -123,14 +123,17 @@ class Watchdog:
         elif now - wait.since > self.timeout_s:
             why = message(self.timeout_s, self._rank, wait.name)
             self._end(
-                wait, [why, *self._waiting_stack(wait)], LOST, partial(self._missing_ranks, wait)
+                wait,
+                [why, *self._waiting_stack(wait)],
+                Status.LOST,
+                partial(self._missing_ranks, wait),
             )
         elif now - wait.since < CHECK_INTERVAL_S:
             return
         elif missing := self._finished_ranks(wait, now):
             why = waiting_for_finished(missing, f"parallel_sgd: this rank waits in {wait.name}")
             place = user_location(_stack(wait))
-            self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], FAILED)
+            self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], Status.FAILED)
         elif now - wait.since > REPORT_PROBLEM_AFTER_S:
             self._print_problem(wait)
 
@@ -234,16 +237,16 @@ class Watchdog:
         self,
         wait: Wait,
         lines: Sequence[str],
-        status: str,
+        status: Status,
         more_lines: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """End the job. Print these lines first, then those of `more_lines`, after a while.
 
         Args:
-            status: final status for `report_end`.
+            status: end status of this rank.
         """
         _ending.append(wait)
-        report_end(status)
+        report_status(status)
         self._print_problem(wait)
         with contextlib.suppress(RuntimeError):  # Python is exiting, or too many threads
             threading.Timer(_EXITS_S, os._exit, args=(1,)).start()

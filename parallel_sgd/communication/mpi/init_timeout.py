@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..liveness import heartbeat
 from ..liveness.abort import GRACE_S
 from ..liveness.heartbeat import FILE, own
-from ..liveness.rank_status import LOST, status_file
+from ..liveness.rank_status import Status, status_file
 from ..liveness.watchdog import message
 
 #: Program of the process started by `kill_if_longer_than`. Its stdin is closed when the wait is
@@ -63,7 +63,7 @@ def kill_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    place, lost = status_file(FILE, of_rank=False), status_file(LOST)
+    place, lost = status_file(FILE, of_rank=False), status_file(Status.LOST)
     facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
     table = place if place is not None and place.exists() else ""
     watcher = subprocess.Popen(

@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from ...array_files import require_safetensors
 from ...communication import Communicator, InBackground, is_rank_failure
 from ...communication.job_environment import job_name
-from ...communication.liveness.rank_status import report_checkpoint
+from ...communication.liveness.rank_status import Status, report_status
 from ...errors import SharedError, SharedProblem, UserError
 from ...options import values_of
 from ...plain_values import to_json
@@ -316,7 +316,7 @@ class Checkpoints:
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
                 if problem is None:
                     self._manifests.add(path, manifest)
-                    report_checkpoint(path)
+                    report_status(Status.CHECKPOINT, str(path.resolve()))
             if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
             elif problem is None:

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from ...communication import RanksChanged
-from ...communication.liveness.rank_status import BEGUN, OVER, report_session
+from ...communication.liveness.rank_status import Status, report_status
 from ...errors import SharedError, SharedProblem
 from ..learner import require_learner
 from ..recovery.snapshot import Snapshot
@@ -103,7 +103,7 @@ class TrainingSession(SessionOptions):
             return []
         recovery, best, number = self.learner.recovery, Snapshot(), next(_sessions)
         if self.learner.comm.rank == 0:
-            report_session(number, BEGUN)
+            report_status(Status.SESSION_BEGUN, number=number)
 
         latest: list[TrainingRun] = []
 
@@ -128,4 +128,4 @@ class TrainingSession(SessionOptions):
         finally:
             recovery.leave_session()
             if self.learner.comm.rank == 0:  # after a failure rank 0 may be another process
-                report_session(number, OVER)
+                report_status(Status.SESSION_FINISHED, number=number)
