@@ -26,7 +26,7 @@ from .non_finite import NonFiniteRunner
 from .options import SessionOptions
 from .preemption import Preemption
 from .run_output import CallOnce, RunOutput, run_callback
-from .state import Progress, SessionState
+from .state import Progress, RunState, SessionState
 
 BY_CALLBACK = "ended by a callback"
 
@@ -54,13 +54,13 @@ class TrainingRun:
         before: TrainingRun | None = None,
     ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
-        kept = learner.recovery.begin_session(self._recovery_state)
+        kept: RunState | None = learner.recovery.begin_session(self._recovery_state)
         self.state = SessionState()
-        self._start: int = learner.samples if kept is None else kept["start"]
+        self._start = learner.samples if kept is None else kept.start
         self._facts: dict[str, Any] | None = None  # the same on all ranks, once they have agreed
         self.minibatches: SessionMinibatches
         generation = learner.agreed.generation
-        if before is not None and kept is not None and kept["agreed_at"] == generation:
+        if before is not None and kept is not None and kept.generation == generation:
             self.minibatches, self._facts = before.minibatches, before._facts
             self.minibatches.tuned_size = lambda: self.state.size
         else:
@@ -127,33 +127,31 @@ class TrainingRun:
 
     # Recovery from rank failures, and joining ranks.
 
-    def _recovery_state(self) -> dict[str, Any]:
-        """Return the session's state for recovery, rolled back together with the learner. Local."""
-        return {
-            "standing": self.state.as_dict(),
-            "criterion": self._criterion,
-            "ended": self.best_model.ended,
-            "ends_with_best": self.best_model.ends_with_best,
-            "trained": self.output.trained,
-            "begun": self._begun,
-            "start": self._start,
-            "agreed_at": self.learner.agreed.generation,
-        }
+    def _recovery_state(self) -> RunState:
+        """Return the run's state for recovery, rolled back together with the learner. Local."""
+        return RunState(
+            state=self.state.copy(),
+            criterion=self._criterion,
+            ended=self.best_model.ended,
+            ends_with_best=self.best_model.ends_with_best,
+            trained=self.output.trained,
+            begun=self._begun,
+            start=self._start,
+            generation=self.learner.agreed.generation,
+        )
 
-    def _continue_from(self, kept: dict[str, Any]) -> None:
-        """Restore the session's state after a rollback. Local.
+    def _continue_from(self, kept: RunState) -> None:
+        """Restore the run's state after a rollback. Local.
 
         Args:
             kept: the result of `_recovery_state`, from this rank or another.
         """
-        state = SessionState.of([kept["standing"]], 0, 1)
-        assert state is not None
+        self.state, self._criterion = kept.state.copy(), kept.criterion
         if self.learner.recovery.has_joined:
-            state.begin_row()  # the failed rank's sum is lost
-        self.state, self._criterion = state, kept["criterion"]
-        self.best_model.ended = kept["ended"]
-        self.best_model.ends_with_best = kept["ends_with_best"]
-        self.output.trained, self._begun = kept["trained"], kept["begun"]
+            self.state.begin_row()  # the failed rank's sum is lost
+        self.best_model.ended = kept.ended
+        self.best_model.ends_with_best = kept.ends_with_best
+        self.output.trained, self._begun = kept.trained, kept.begun
 
     def _snapshot_if_due(self, *, new_row: bool) -> None:
         """Inform recovery of a completed step: recovery takes a snapshot if due. Local."""

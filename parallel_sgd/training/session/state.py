@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
+from ...communication.serialization import message
 from ...validation import LARGEST_INTEGER
 
 
+@message
 @dataclass(frozen=True)
 class Progress:
     """The progress of training: a line of metrics.jsonl.
@@ -82,6 +84,7 @@ def loss_curves(
     return curves
 
 
+@message
 @dataclass
 class SessionState:
     """The state of a session between two minibatches: its part of a checkpoint.
@@ -145,9 +148,40 @@ class SessionState:
         history = [Progress(**row) for row in extras[0]["history"]]
         return cls(**(extras[0] | sums | {"history": history}))
 
+    def copy(self) -> Self:
+        """Return a copy that later steps and rows do not change. Local."""
+        return replace(self, history=[*self.history], loss=float(self.loss))
+
     def begin_row(self) -> None:
         """Reset the loss sum for the next row."""
         self.loss, self.count = 0.0, 0
+
+
+@message
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between two minibatches: kept in memory with each snapshot of the learner,
+    so that a recovery rolls both back together.
+
+    Attributes:
+        state: the session's state.
+        criterion: of the present model, if known.
+        ended: the reason why training ends early, or None.
+        ends_with_best: the final model is the best model.
+        trained: a step was taken in this run.
+        begun: all work before the first minibatch is done.
+        start: samples at the start of the session.
+        generation: of the ranks, at the latest comparison of arguments.
+    """
+
+    state: SessionState
+    criterion: float | None
+    ended: str | None
+    ends_with_best: bool
+    trained: bool
+    begun: bool
+    start: int
+    generation: int
 
 
 MAY_BE_NONE = {"train_loss", "best", "latest", "learning_rate"}
