@@ -92,15 +92,6 @@ def test_what_is_not_of_whole_records_is_refused(folder):
         data.cifar10(folder)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_told(folder):
-    train, _ = data.cifar10(folder)
-    train.read(np.array([0]))
-    (folder / TRAIN[4]).write_bytes(b"")
-    train.read(np.array([0]))
-    with pytest.raises(UserError, match=r"data_batch_5.bin: x has been cut while it is read"):
-        train.read(np.array([44]))
-
-
 def test_joined_data_sets_must_be_alike():
     def some(shape, y):
         return data.Arrays(np.zeros((3, *shape)), np.asarray(y))

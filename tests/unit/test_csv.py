@@ -132,15 +132,6 @@ def test_what_is_wrong_is_told_by_its_line(written, text, options, problem):
     assert "\n" not in str(refused.value)
 
 
-def test_a_value_that_is_not_finite_and_damaged_compression(written):
-    with pytest.raises(UserError, match=r"d.csv: x\[0\]\[0\] = inf is not finite"):
-        data.load(written("a,y\ninf,0\n")).arrays()
-    path = written("a,y\n1,0\n" * 99, "d.csv.gz")
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"d.csv.gz is not a well-formed gzip file"):
-        data.load(path)
-
-
 def test_folders_and_parts_share_columns_and_classes(written, tmp_path):
     written("a,b,y\n1,2,dog\n", "one/p-0.csv")
     written("b,a,y\n2,1,cat\n", "one/p-1.tsv".replace("tsv", "csv"))

@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import struct
-import warnings
 import zipfile
 from pathlib import Path
 
@@ -80,52 +79,19 @@ def test_a_file_of_python_objects_is_refused_and_not_executed(tmp_path, kind):
         data.load(tmp_path / "p.npy", tmp_path / "p.npy")
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "compressed"])
-def test_a_damaged_file_loads_or_is_refused_in_one_line(tmp_path, kind):
-    paths = saved(tmp_path, kind, np.ones((3, 2)), np.arange(3))
-    whole = paths[0].read_bytes()
-    random = np.random.default_rng(0)
-    damaged = [whole[:length] for length in range(0, len(whole), 7)]
-    for _ in range(300):
-        at = int(random.integers(len(whole)))
-        damaged.append(whole[:at] + bytes([random.integers(256)]) + whole[at + 1 :])
-    refused = 0
-    for content in damaged:
-        paths[0].write_bytes(content)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                data.load(*paths).arrays()
-        except UserError as error:
-            refused += 1
-            assert "\n" not in str(error) and str(tmp_path) in str(error)
-    assert refused >= len(range(0, len(whole), 7))
-
-
 def test_file_errors_name_the_file(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     np.save(tmp_path / "y.npy", np.arange(4))
     np.savez(tmp_path / "a.npz", x=np.ones(3), z=np.ones(3))
     np.savez(tmp_path / "text.npz", x=np.ones(3), y=np.array(["a", "b", "c"]))
-    (tmp_path / "empty.npz").touch()
-    for name in ("pipe.npz", "pipe.npy"):
-        os.mkfifo(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.npy")
     with open(tmp_path / "dimensions.npy", "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (0, 2**70)}
         np.lib.format.write_array_header_1_0(file, header)
-    (tmp_path / "folder.npz").mkdir()
     for names, message in [
-        (["no.npz"], "no.npz: there is no such file"),
-        (["no.npy", "y.npy"], "no.npy: there is no such file"),
-        (["folder.npz"], "folder.npz cannot be read: Is a directory"),
-        (["x.npy"], r"x.npy needs labels: the npy file of y"),
-        (["x.npy", "a.npz"], r"^labels=.*a.npz' must be named as the npy file of x, .*x.npy, is"),
-        (["a.npz", "y.npy"], r"^labels=.*y.npy': .*a.npz \(npz\) has labels of its own"),
         (["x.npy", "y.npy"], r"y.npy: x and y must have one length: 3 and 4"),
         (["a.npz"], r"a.npz must hold arrays x and y: it holds \['x', 'z'\]"),
-        (["pipe.npz"], r"pipe.npz must be a regular file: it is a pipe"),
         (["x.npy", "pipe.npy"], r"pipe.npy must be a regular file: it is a pipe"),
-        (["empty.npz"], "empty.npz is not a well-formed .npz file"),
         (["text.npz"], "text.npz: y must hold plain numbers: it has dtype <U1"),
         (["dimensions.npy", "y.npy"], "dimensions.npy is not a well-formed .npy array"),
     ]:
@@ -156,34 +122,10 @@ def test_a_compressed_file_that_claims_too_much_is_refused(tmp_path, claimed):
         data.load(path)
 
 
-def test_more_than_memory_holds_is_refused(tmp_path, monkeypatch):
-    (path,) = saved(tmp_path, "compressed", *numbered(1000))
+def test_an_order_that_memory_does_not_hold_is_refused(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 8)
-    with pytest.raises(UserError, match=r"d.npz: x needs 16,000 bytes, but this machine's memory"):
-        data.load(path)
     with pytest.raises(UserError, match="the order of an epoch's samples needs 8,000 bytes, but"):
         read_all(*numbered(1000))
-
-
-@pytest.mark.parametrize("kind", ["npy", "npz", "mapped"])
-def test_a_file_that_is_cut_while_it_is_read(tmp_path, kind):
-    """To touch pages that are gone would end the process by a signal, without a line."""
-    paths = saved(tmp_path, "npy" if kind == "mapped" else kind, *numbered(100_000))
-    if kind == "mapped":
-        loaded = Arrays(*(np.load(path, mmap_mode="r") for path in paths))
-    else:
-        loaded = data.load(*paths)
-    rows = Source(data.as_dataset(loaded), minibatch_size=1000).minibatches(Learner())
-    next(rows)
-    os.truncate(paths[0], 300)
-    with pytest.raises(SharedError, match=r"all know: .*x has been cut while .* 300 bytes left of"):
-        next(rows)
-    if kind == "npz":  # which holds both
-        with pytest.raises(UserError, match="x has been cut while it is read"):
-            data.count_classes(loaded)
-    os.truncate(paths[0], 10**7)
-    with pytest.raises(SharedError, match="x has changed since it was opened: it has 10000000 byt"):
-        next(Source(loaded).minibatches(Learner()))
 
 
 def test_bad_arguments_are_refused_by_name():

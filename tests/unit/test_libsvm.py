@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import tracemalloc
 
@@ -174,22 +173,6 @@ def test_indexes_that_do_not_ascend_are_told_as_such(opened):
         UserError, match=r"line 1 .*: index 2 follows 5: must be in ascending order"
     ):
         opened(b"1 5:1 2:3\n0 1:1\n").read(np.arange(2))
-
-
-def test_a_file_that_is_cut(opened, tmp_path):
-    data = opened(FILE)
-    (tmp_path / "a.svm").write_bytes(FILE[:10])
-    with pytest.raises(UserError, match=r"a\.svm has been cut while it is read: .* 10 bytes left"):
-        data.read(np.arange(1))
-
-
-def test_another_process_opens_the_file_anew(opened, tmp_path):
-    data = opened(FILE)
-    again = pickle.loads(pickle.dumps(data))  # as the workers of a DataLoader get it
-    same(again.arrays()[0], X)
-    (tmp_path / "a.svm").write_bytes(FILE + b"1 1:1\n")
-    with pytest.raises(UserError, match="has changed"):
-        pickle.loads(pickle.dumps(data))
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])
