@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from ..validation import checked_seed, instance, integer, kind_of, require_memory, shown, text
 from .arrays import as_array, require_one_index
-from .mapping import mapping_of
+from .mapping import MappedArray, mapping_of
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
 TOGETHER = 1024  #: samples read at a time by the default `targets`
@@ -141,6 +141,9 @@ class Arrays(Dataset):
     pages beyond the end of a file would kill the process by a signal. (A cut between this check and
     the reading still does.) A file mapped writable, with mode "r+", is not checked: its owner may
     change the content.
+
+    Pickling, as for a worker of a PyTorch `DataLoader`, sends the places of mapped arrays; the
+    worker maps the files again, and raises a UserError if a file has changed.
     """
 
     repeatable = True
@@ -162,8 +165,26 @@ class Arrays(Dataset):
             raise UserError(
                 f"{before}x and y must have one length: {len(self.x)} and {len(self.y)}"
             )
+        self._find_mapped()
+
+    def _find_mapped(self) -> None:
         mapped = {self.x_name: mapping_of(self.x), self.y_name: mapping_of(self.y)}
         self._mapped = {name: mapping for name, mapping in mapped.items() if mapping is not None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, which maps the files again, if unchanged."""
+        state = self.__dict__ | {"_mapped": None}
+        for key, name in (("x", self.x_name), ("y", self.y_name)):
+            if name in self._mapped:
+                state[key] = self._mapped[name].pickled(name, state[key])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for key in ("x", "y"):
+            if isinstance(state[key], MappedArray):
+                setattr(self, key, state[key].reopened())
+        self._find_mapped()
 
     def __len__(self) -> int:
         return len(self.x)

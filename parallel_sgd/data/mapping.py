@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..files import opened
 from ..validation import line_of
-from .unchanged import Identity, identity_of, require_same
+from .unchanged import Identity, identity_of, reopened, require_same
+from .validation import Array
 
 
 def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
@@ -29,12 +31,16 @@ def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
     Local.
     """
     with opened(str(path), path) as file:
-        try:
-            if not file.seek(0, 2):
-                return np.empty(0, np.uint8)
-            return np.memmap(file, np.uint8, mode="r")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be mapped into memory: {line_of(error)}") from None
+        return _pages(str(path), file)
+
+
+def _pages(name: str, file: BufferedReader) -> npt.NDArray[np.uint8]:
+    try:
+        if not file.seek(0, 2):
+            return np.empty(0, np.uint8)
+        return np.memmap(file, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} cannot be mapped into memory: {line_of(error)}") from None
 
 
 class Mapping:
@@ -50,7 +56,7 @@ class Mapping:
     """
 
     def __init__(self, pages: mmap.mmap, end: int, path: str) -> None:
-        self.pages, self.end = pages, end
+        self.pages, self.end, self.path = pages, end, path
         self.before: Identity | None = None
         with suppress(OSError):  # the file was removed; its pages remain
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,6 +86,51 @@ class Mapping:
         if now.st_mtime_ns != before.modified or now.st_size != before.size:
             self.require_whole(name)
             require_same(name, before, identity_of(now))
+
+    def pickled(self, name: str, array: Array) -> MappedArray | Array:
+        """Return what another process needs to read an array in the pages: its place in the file.
+
+        The numbers themselves if the owner of the file or of the array may write to them. Local.
+
+        Args:
+            name: name of the array in an error.
+        """
+        if self.before is None or array.flags.writeable:
+            return np.asarray(array)
+        first = np.frombuffer(self.pages, np.uint8).ctypes.data - (self.end - len(self.pages))
+        place = array.ctypes.data - first
+        return MappedArray(
+            name, self.path, self.before, place, array.shape, array.strides, array.dtype
+        )
+
+
+class MappedArray(NamedTuple):
+    """The place of a read-only array in a file, sent to another process of this machine.
+
+    Attributes:
+        name: name of the array in an error.
+        path, before: of the file.
+        place: of the array's first number in the file, in bytes.
+        shape, strides, dtype: of the array.
+    """
+
+    name: str
+    path: str
+    before: Identity
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def reopened(self) -> Array:
+        """Map the file again.
+
+        Raises:
+            UserError: the file is missing, cannot be mapped, or has changed.
+        """
+        with reopened(self.name, Path(self.path), self.before) as file:
+            pages = _pages(self.name, file)
+        return np.ndarray(self.shape, self.dtype, pages, self.place, self.strides)
 
 
 def mapping_of(array: Any) -> Mapping | None:

@@ -39,7 +39,6 @@ class Row:
         broken: further contents with this error.
         columns: writes named columns into a file; None: the format has no columns.
         both: the format's own reader of a training and a test part.
-        pickled: True if another process can be given the data set.
         fewest: of 80 files with a few damaged bytes so many are refused at least.
         package: the optional package that the format needs, and its extra.
     """
@@ -52,7 +51,6 @@ class Row:
     known: tuple[str, ...] = ()
     scale: int = 1
     exact: bool = True
-    pickled: bool = True
     fewest: int = 40
     broken: tuple[bytes, ...] = ()
     columns: Callable[[Path, Mapping[str, Any]], Path] | None = None
@@ -169,12 +167,12 @@ TABLE_OPTIONS = ("x", "y", "most_bytes")
 CSV_OPTIONS = ("x", "y", "names", "delimiter", "header")
 
 TABLE: dict[str, Row] = {
-    "npy": Row(write_arrays, "npy", "open", "is not a well-formed .npy array", pickled=False),
-    "npz": Row(archive(np.savez), "npz", "open", "is not a well-formed .npz file", pickled=False),
+    "npy": Row(write_arrays, "npy", "open", "is not a well-formed .npy array"),
+    "npz": Row(archive(np.savez), "npz", "open", "is not a well-formed .npz file"),
     "npz, compressed": Row(
         archive(np.savez_compressed), "npz", "memory", "is not a well-formed .npz file"
     ),
-    "idx": Row(idx(""), "idx", "open", "is no IDX file", pickled=False, fewest=5),
+    "idx": Row(idx(""), "idx", "open", "is no IDX file", fewest=5),
     "idx, compressed": Row(idx(".gz"), "idx", "memory", "is no IDX file"),
     "parquet": Row(
         columns_named("d.Parquet"),
@@ -186,7 +184,6 @@ TABLE: dict[str, Row] = {
         broken=(b"PAR1", b"nothing at all, but longer than 8 bytes"),
         columns=lambda path, table: write_columns(path.with_suffix(".parquet"), table),
         both=data.parquet_parts,
-        pickled=False,
         package=("pyarrow", "arrow"),
     ),
     "arrow": Row(
@@ -199,7 +196,6 @@ TABLE: dict[str, Row] = {
         broken=(b"ARROW1\0\0", b"nothing at all, but longer than 8 bytes"),
         columns=lambda path, table: write_columns(path.with_suffix(".arrow"), table),
         both=data.arrow_parts,
-        pickled=False,
         package=("pyarrow", "arrow"),
     ),
     "csv": Row(
@@ -230,13 +226,13 @@ TABLE: dict[str, Row] = {
     "cifar10": Row(
         cifar("data_batch_1.bin", 1), "cifar10", "open",
         "must be records of 3,073 bytes, as of CIFAR-10: it has none", scale=255,
-        pickled=False, fewest=0,
+        fewest=0,
     ),
     "cifar100": Row(
         cifar("train.bin", 2), "cifar100", "open",
         "must be records of 3,074 bytes, as of CIFAR-100: it has none",
         {"label": "coarse", "format": "cifar100"},
-        ("label",), scale=255, pickled=False, fewest=0,
+        ("label",), scale=255, fewest=0,
     ),
     "images": Row(
         images("bmp"), "images", "closed", "is no image that can be read",

@@ -93,6 +93,14 @@ class Columns(Dataset):
         several = self.files[1:]
         self.y_name = f"{first.path.parent if several else first.path}: y"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, which decodes the groups of its samples itself."""
+        return self.__dict__ | {"_lock": None, "_all": None, "_kept": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = Lock()
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
