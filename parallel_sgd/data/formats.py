@@ -19,6 +19,7 @@ from .readers.cifar import (
     CIFAR100,
     cifar10,
     cifar100,
+    has_cifar_test,
     is_cifar,
     load_cifar10,
     load_cifar100,
@@ -90,8 +91,12 @@ FORMATS: dict[str, Format] = {
     "libsvm": Format(ends(".svm", ".libsvm", ".svmlight"), load_libsvm),
     "cntk": Format(ends(".ctf"), _cntk),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
-    "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
-    "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
+    "cifar10": Format(
+        partial(is_cifar, CIFAR10), load_cifar10, cifar10, partial(has_cifar_test, CIFAR10)
+    ),
+    "cifar100": Format(
+        partial(is_cifar, CIFAR100), load_cifar100, cifar100, partial(has_cifar_test, CIFAR100)
+    ),
     "csv": Format(is_csv, load_csv, csv_parts, has_csv_parts, csv_skipped),
     "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_skipped),
 }

@@ -59,6 +59,19 @@ def test_cifar_100_has_two_labels(tmp_path):
         data.cifar100(tmp_path, label="both")
 
 
+def test_a_folder_without_a_test_file_is_training_data(folder, tmp_path):
+    (folder / "test_batch.bin").unlink()
+    (tmp_path / "train.bin").write_bytes(records(10, 0, labels=2).tobytes())
+    for name, samples, options in (("cifar10", 45, {}), ("cifar100", 10, {"label": "coarse"})):
+        assert len(data.load(folder, format=name, **options)) == samples
+        parts = data.load_train_test(folder, format=name, test=1, **options)
+        assert [*map(len, parts)] == [samples - 1, 1]
+    (tmp_path / "test.bin").write_bytes(records(3, 1, labels=2).tobytes())
+    with pytest.raises(UserError, match="holds data to train on and data to test on"):
+        data.load(folder, format="cifar100")
+    assert [*map(len, data.load_train_test(folder, format="cifar100"))] == [10, 3]
+
+
 def test_a_label_out_of_range_is_refused_by_file_and_record(folder):
     content = records(8, 1)
     content[5, 0] = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,14 +115,19 @@ def cifar100(folder: str | os.PathLike[str], *, label: str = "fine") -> tuple[Da
     return _both(folder, CIFAR100, label)
 
 
-def load_cifar10(path: str | os.PathLike[str]) -> CifarFile:
-    """Open a single file of CIFAR-10: see `CifarFile`. Local."""
-    return CifarFile(path, CIFAR10)
+def load_cifar10(path: str | os.PathLike[str]) -> Dataset:
+    """Open a file of CIFAR-10 (`CifarFile`), or the training files in a folder. Local."""
+    return _file_or_training(path, CIFAR10, None)
 
 
-def load_cifar100(path: str | os.PathLike[str], *, label: str = "fine") -> CifarFile:
-    """Open a single file of CIFAR-100: see `CifarFile`. Local."""
-    return CifarFile(path, CIFAR100, label)
+def load_cifar100(path: str | os.PathLike[str], *, label: str = "fine") -> Dataset:
+    """Open a file of CIFAR-100 (`CifarFile`), or the training file in a folder. Local."""
+    return _file_or_training(path, CIFAR100, label)
+
+
+def has_cifar_test(variant: Variant, path: Path) -> bool:
+    """Return True if a folder has a test file, and not only files to train on. Local."""
+    return (path / variant.test).is_file()
 
 
 def is_cifar(variant: Variant, path: Path) -> bool:
@@ -141,10 +145,14 @@ def _both(
     folder: str | os.PathLike[str], variant: Variant, label: str | None
 ) -> tuple[Dataset, Dataset]:
     place = checked_path("folder", folder)
+    return _training(place, variant, label), CifarFile(place / variant.test, variant, label)
 
-    def files(names: Sequence[str]) -> list[CifarFile]:
-        return [CifarFile(place / name, variant, label) for name in names]
 
-    training = files(variant.train)
-    train = Joined(training, name=f"{variant.name} of {place}") if training[1:] else training[0]
-    return train, files([variant.test])[0]
+def _file_or_training(path: str | os.PathLike[str], variant: Variant, label: str | None) -> Dataset:
+    place = checked_path("path", path, "file")
+    return _training(place, variant, label) if place.is_dir() else CifarFile(path, variant, label)
+
+
+def _training(folder: Path, variant: Variant, label: str | None) -> Dataset:
+    files = [CifarFile(folder / name, variant, label) for name in variant.train]
+    return Joined(files, name=f"{variant.name} of {folder}") if files[1:] else files[0]
