@@ -11,6 +11,7 @@ from typing import Any
 from parallel_sgd import UserError
 from parallel_sgd.validation import checked_path
 
+from .figures import draw
 from .report import Report
 
 NAMES = {
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             report.write(options.json)
         if options.figure:
-            report.draw(options.figure)
+            draw(report, options.figure)
     except (UserError, OSError) as error:
         print(f"benchmarks: error: {error}", file=sys.stderr)
         return 1
@@ -72,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _module(name: str) -> Any:
-    return import_module(f".{name.replace('-', '_')}", __package__)
+    module = import_module(f".{name.replace('-', '_')}", __package__)
+    is_package = hasattr(module, "__path__")
+    return import_module(".command", module.__name__) if is_package else module
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from parallel_sgd.files import write_whole
 from parallel_sgd.training import require_matplotlib
 
-from .report import Report, Row
+from .report import DrawnReport, Report, Row
 
 Axes = Any  #: matplotlib's
 Drawing = Callable[[Report], Any]  #: to matplotlib's figure
@@ -258,7 +258,10 @@ DRAWINGS: tuple[tuple[str, Drawing], ...] = (
 
 
 def draw(report: Report, path: str | os.PathLike[str]) -> None:
-    """Draw what the rows compare."""
+    """Draw a report's own figures, or else what its rows compare."""
+    if isinstance(report, DrawnReport):
+        report.draw(path)
+        return
     names = [row.name for row in report.rows]
     drawing = next(d for start, d in DRAWINGS if any(re.match(start, name) for name in names))
     save(drawing(report), path)

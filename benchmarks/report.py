@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,11 +86,13 @@ class Report:
         report.rows = [Row(**row) for row in content["rows"]]
         return report
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """A figure of what the rows compare: see `figures`."""
-        from .figures import draw
 
-        draw(self, path)
+class DrawnReport(Report, ABC):
+    """A report of a benchmark that keeps more than rows, and draws figures of its own."""
+
+    @abstractmethod
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw the figure, or several with names that begin as `path` does."""
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
-from ..report import Report, machine, print_table
+from ..report import DrawnReport, machine, print_table
 from .diary import diaries
 from .endless import LEARNERS, STOP, TRAINING
 from .figures import QUANTITIES, draw_soak
@@ -158,7 +158,7 @@ def growths(samples: Sequence[Sample]) -> list[Growth]:
     return found
 
 
-class Soaked(Report):
+class Soaked(DrawnReport):
     """A table, a JSON file and a figure of a soak."""
 
     def __init__(self, result: Soak) -> None:

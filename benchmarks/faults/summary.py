@@ -13,8 +13,9 @@ from typing import Any
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
-from ..report import Report, machine, print_table
+from ..report import DrawnReport, Report, machine, print_table
 from ..statistics import Comparison, compare
+from .figures import draw
 from .outcome import Outcome
 from .scenarios import SCENARIOS
 from .soak import Soaked, of_json
@@ -109,7 +110,7 @@ class Results:
         return [Tally.of(*key, rows[key]) for key in keys]
 
 
-class Summary(Report):
+class Summary(DrawnReport):
     """A table, a JSON file and a figure of the results."""
 
     def __init__(self, results: Results) -> None:
@@ -179,8 +180,6 @@ class Summary(Report):
         write_whole("--json", path, lambda aside: aside.write_text(text))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        from .figures import draw
-
         draw(self.results.tallies(), self.title, self.notes(), Path(path))
 
 

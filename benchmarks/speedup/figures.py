@@ -12,7 +12,7 @@ from parallel_sgd.training import require_matplotlib
 from ..figures import plain_log, save
 from .contenders import SERIAL
 from .predicted import Predicted
-from .summary import Point, Results, Spread
+from .results import Point, Results, Spread
 
 Axes = Any  #: matplotlib's
 Line = tuple[tuple[int, float], ...]  #: workers and samples a second

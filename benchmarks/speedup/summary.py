@@ -1,139 +1,22 @@
-"""What was measured, what follows from it, and its table and JSON."""
+"""The table, the JSON file and the figure of the results."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
-from ..report import Report, machine, print_table
-from .contenders import BATCH, CONTENDERS, SERIAL, TITLE
+from ..report import DrawnReport, print_table
+from .contenders import BATCH
+from .figures import draw
 from .learning import Learned
-from .predicted import Predicted
-from .step_times import Alone, Timed
+from .results import Results
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The median of several values, and the least and the largest."""
-
-    middle: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def text(self, form: str) -> str:
-        middle, low, high = (format(v, form) for v in (self.middle, self.low, self.high))
-        return middle if low == high else f"{middle} ({low} to {high})"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One contender with so many workers.
-
-    Attributes:
-        samples_per_s: of all workers in steps, without evaluations, over the rounds.
-        peak: speed-up of the best round's steps, over the best of serial SGD.
-        average: speed-up of a whole training with start, evaluations and end, over the median of
-            serial SGD; over the rounds.
-        loss, accuracy: in nats and %, over the seeds; None where they were not measured.
-        predicted: samples a second; None where the planner does not know the contender.
-    """
-
-    contender: str
-    workers: int
-    samples_per_s: Spread
-    peak: float
-    average: Spread
-    loss: Spread | None
-    accuracy: Spread | None
-    predicted: float | None
-
-
-@dataclass
-class Results:
-    """
-    Attributes:
-        options: of the benchmark; rates in bits/s, None: no limit.
-        alone: one worker's computing.
-        timed, learned, predicted: by contender and workers.
-        machine: on which it was measured.
-    """
-
-    options: dict[str, Any]
-    alone: Alone
-    timed: list[Timed] = field(default_factory=list)
-    learned: list[Learned] = field(default_factory=list)
-    predicted: list[Predicted] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=machine)
-
-    @property
-    def rate(self) -> str:
-        rate = self.options["rate"]
-        return "links without a limit" if rate is None else f"links of {rate / 1e9:g} Gbit/s"
-
-    @property
-    def title(self) -> str:
-        return f"Speed-up over serial SGD and what is learned: {TITLE}, {self.rate}"
-
-    def rates(self, timed: Timed) -> list[float]:
-        """Samples a second of all workers in the steps of each round."""
-        return [timed.workers * BATCH / step_s for step_s in timed.step_s]
-
-    def whole_s(self, timed: Timed) -> list[float]:
-        """Seconds of a whole training, as each round would have it."""
-        steps = self.options["samples"] / (BATCH * timed.workers)
-        evaluations = self.options["evaluations"]
-        return [
-            start_s + steps * step_s + evaluations * evaluation_s + finish_s
-            for start_s, step_s, evaluation_s, finish_s in zip(
-                timed.start_s, timed.step_s, timed.evaluation_s, timed.finish_s, strict=True
-            )
-        ]
-
-    @property
-    def serial(self) -> Timed:
-        """What all others are compared with."""
-        (one,) = (t for t in self.timed if (t.contender, t.workers) == (SERIAL, 1))
-        return one
-
-    def points(self) -> list[Point]:
-        """Of every contender and number of workers that was timed, in the order of tables."""
-        learned = {(one.contender, one.workers): one for one in self.learned}
-        predicted = {(one.contender, one.workers): one.samples_per_s for one in self.predicted}
-        serial_s = statistics.median(self.whole_s(self.serial))
-        serial_peak = max(self.rates(self.serial))
-        order = list(CONTENDERS)
-        points = []
-        for timed in sorted(self.timed, key=lambda t: (order.index(t.contender), t.workers)):
-            key = timed.contender, timed.workers
-            scores, rates = learned.get(key), self.rates(timed)
-            points.append(
-                Point(
-                    *key,
-                    Spread.of(rates),
-                    max(rates) / serial_peak,
-                    Spread.of([serial_s / seconds for seconds in self.whole_s(timed)]),
-                    Spread.of(scores.losses) if scores else None,
-                    Spread.of(scores.accuracies) if scores else None,
-                    predicted.get(key),
-                )
-            )
-        return points
-
-
-class Summary(Report):
+class Summary(DrawnReport):
     """A table, a JSON file and a figure of the results."""
 
     def __init__(self, results: Results) -> None:
@@ -192,39 +75,8 @@ class Summary(Report):
         write_whole("--json", path, lambda aside: aside.write_text(text))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        from .figures import draw
-
         draw(self.results, self.title, self.notes(), Path(path))
 
 
 def _rate(learned: Learned) -> str:
     return f"{learned.lr:g}" + "?" * (not learned.tuned)
-
-
-def read(path: str | os.PathLike[str]) -> Results:
-    """The results in a JSON file that `Summary` has written.
-
-    Raises:
-        UserError: it is not such a file.
-    """
-    try:
-        content = json.loads(Path(path).read_text())
-        return Results(
-            options=content["options"],
-            alone=Alone(**content["alone"]),
-            timed=_all(Timed, content["timed"]),
-            learned=_all(Learned, content["learned"]),
-            predicted=_all(Predicted, content["predicted"]),
-            machine=content["machine"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: this is not the JSON of this benchmark: {error}") from None
-
-
-def _all(kind: Callable[..., Any], those: list[dict[str, Any]]) -> list[Any]:
-    return [kind(**one) for one in those]
-
-
-def finite(rate: float) -> float | None:
-    """As JSON can hold it."""
-    return None if rate == math.inf else rate

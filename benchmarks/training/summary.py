@@ -15,7 +15,7 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.files import write_whole
 
-from ..report import Report, machine
+from ..report import DrawnReport, machine
 from .contenders import CONTENDERS, HOOKS, PLAIN
 from .figures import TIMES, draw_times, draw_ways
 from .memory import Memory
@@ -92,7 +92,7 @@ class Results:
         }
 
 
-class Summary(Report):
+class Summary(DrawnReport):
     """A report whose rows come from the results.
 
     Args:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import faults
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import child, leftovers, scenarios, soak, summary
+from benchmarks.faults import command as faults
 from benchmarks.faults.bench import Bench
 from benchmarks.faults.child import End, Fate
 from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s

@@ -11,9 +11,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks import exchange, parameter_server, plan, training
+from benchmarks import plan
 from benchmarks.exchange import cases, links, one_machine
+from benchmarks.exchange import command as exchange
+from benchmarks.parameter_server import command as parameter_server
 from benchmarks.report import Report
+from benchmarks.training import command as training
 from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.command_line.cluster import payload_rate
 from parallel_sgd.compression import codec_for, registered_bits

@@ -11,14 +11,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks import speedup
 from benchmarks.convergence.task import Held
+from benchmarks.speedup import command as speedup
 from benchmarks.speedup import contenders, figures, learning, step_times, summary
+from benchmarks.speedup import results as results_file
 from benchmarks.speedup.contenders import BATCH, CONTENDERS, PERIOD, SERIAL
 from benchmarks.speedup.learning import Learned
 from benchmarks.speedup.predicted import Predicted, predict
+from benchmarks.speedup.results import Results, Spread
 from benchmarks.speedup.step_times import Alone, Timed
-from benchmarks.speedup.summary import Results, Spread
 from parallel_sgd import UserError, simulate
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link
@@ -86,10 +87,10 @@ def test_json_holds_hardware_and_options_and_is_read_as_it_was_written(results, 
     assert content["machine"] == {"cores": 2, "processor": "of the test"}
     assert content["options"] == OPTIONS and content["alone"]["axpy_gb_per_s"] == 20
     assert [point["workers"] for point in content["points"]] == [1, 4, 4]
-    assert summary.read(path) == results
+    assert results_file.read(path) == results
     path.write_text(json.dumps({"title": "another"}))
     with pytest.raises(UserError, match="is not the JSON of this benchmark"):
-        summary.read(path)
+        results_file.read(path)
 
 
 def test_the_table_says_spread_and_method(results, tmp_path, capsys):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import training
+from benchmarks.training import command as training
 from benchmarks.training import conductor as conducting
 from benchmarks.training import memory, own_cost, summary, tasks
 from benchmarks.training.contenders import CONTENDERS, PERIOD, PLAIN, TIMED, TIMED_MODULES

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from benchmark_players import GBIT, Players, step_time
 
-from benchmarks import training
+from benchmarks.training import command as training
 from benchmarks.training import conductor as conducting
 from benchmarks.training import step_times as stepping
 from benchmarks.training import summary, tasks

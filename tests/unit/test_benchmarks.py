@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import figures, rans, training
+from benchmarks import figures, rans
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.convergence.runs import read
 from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
+from benchmarks.training.summary import read as read_training
 from parallel_sgd import UserError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -73,7 +74,7 @@ def test_a_report_is_drawn_anew_from_its_file(tmp_path, monkeypatch, name, drawi
     drawn = []
     drawings = [(start, spied(which, drawn)) for start, which in figures.DRAWINGS]
     monkeypatch.setattr(figures, "DRAWINGS", drawings)
-    report.draw(tmp_path / "drawn.png")
+    figures.draw(report, tmp_path / "drawn.png")
     (picture,) = drawn
     assert picture.by is drawing
     assert all(axes.get_xlabel() for axes in picture.figure.axes)
@@ -111,7 +112,7 @@ def spied(drawing, drawn):
 
 @pytest.mark.parametrize(
     ("reads", "wrong"),
-    [(read, "not the runs"), (training.summary.read, "not the results of this benchmark")],
+    [(read, "not the runs"), (read_training, "not the results of this benchmark")],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path = tmp_path / "a.json"

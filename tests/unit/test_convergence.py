@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import convergence
+from benchmarks.convergence import command as convergence
 from benchmarks.convergence import runs as carrying_out
 from benchmarks.convergence.algorithms import study as algorithms
 from benchmarks.convergence.algorithms.contenders import CONTENDERS, gain

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import convergence
+from benchmarks.convergence import command as convergence
 from benchmarks.convergence import torch_tasks
 from benchmarks.convergence.compression import study as compression
 from benchmarks.convergence.compression.figures import STYLES

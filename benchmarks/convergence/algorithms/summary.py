@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...report import Report, print_table
+from ...report import DrawnReport, print_table
 from ...statistics import Comparison
 from ..tuning import Result, cells_of, uncompressed_bytes
 from .contenders import CONTENDERS, gain
@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 
-class Summary(Report):
+class Summary(DrawnReport):
     """A report whose rows come from the results."""
 
     def __init__(self, results: Results) -> None:

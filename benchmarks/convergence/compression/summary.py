@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...report import Report, print_table
+from ...report import DrawnReport, print_table
 from ..task import LOSS, Measure
 from ..tuning import Result, cells_of
 from .contenders import CONTENDERS
@@ -15,7 +15,7 @@ from .study import Cell, Results
 COLUMNS = ("", "bits sent", "lr", "a quarter in", "loss", "less 32 bits", "", "median")
 
 
-class Summary(Report):
+class Summary(DrawnReport):
     """A report whose rows come from the results."""
 
     def __init__(self, results: Results) -> None:

@@ -1,0 +1,151 @@
+"""Does it learn as well? Two studies of the test loss on K logical ranks, paired by seed.
+
+The first: all algorithms against serial SGD, on scikit-learn's digits and on the next byte of the
+Python library's source. Every run has the same number of samples; each rank has minibatches of 8
+(digits) or 16 samples and blocks of 8 minibatches, so that 64 ranks synchronize 16 times. "Tuned"
+rates are the best of a grid; "equal" ones are those tuned for serial SGD. Other entries say what
+they are.
+
+--compression: gradients of 32 bits down to a tenth of one, each with plain SGD, momentum 0.9 and
+Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
+ranks have minibatches of 64 samples and take the same number of steps, however many they are. Every
+contender has a tuned rate of its own. Two more tasks, which take part where --task names them, are
+PyTorch's: a transformer on the next byte, and a ResNet on Fashion-MNIST, with torch.optim's SGD of
+momentum 0.9 and AdamW, through `parallel_sgd.torch.Learner`. The ResNet is measured by its test
+error in %, and its test set is the published one.
+
+A seed decides the data's split, the initial model and the order of the samples, alike for
+everybody. Rates are tuned over factors of 2, on seeds that are not reported. The learning rate
+falls linearly to a tenth; in the larger models it rises from there in the first sixteenth. Rates
+are chosen by the test loss, also where errors are compared.
+
+"Equivalent" means that the mean difference in test loss, or error, lies within the margin with 95 %
+confidence (two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the
+loss of knowing nothing. A rate with a star is the first or last of its grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib.util import find_spec
+
+from parallel_sgd import UserError
+
+from ..report import Report, positive
+from .algorithms import study as algorithms
+from .algorithms.summary import Summary as AlgorithmsSummary
+from .compression import study as compression
+from .compression.contenders import CONTENDERS
+from .compression.summary import Summary as CompressionSummary
+from .optimizers import OPTIMIZERS
+from .runs import Runs
+from .tasks import TASKS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--compression", action="store_true", help="compressed gradients against 32 bits"
+    )
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        nargs="+",
+        help="(default: all of the study, but PyTorch's; quick: its first)",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=positive,
+        nargs="+",
+        metavar="K",
+        help="of 4, 8, 16, 32, 64 (default: all; quick: 8, or 4 with --compression)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        nargs="+",
+        help="with --compression (default: all; quick: momentum)",
+    )
+    parser.add_argument(
+        "--contender",
+        choices=CONTENDERS,
+        nargs="+",
+        help="with --compression (default: all of each task and optimizer)",
+    )
+    parser.add_argument(
+        "--seeds", type=positive, metavar="N", help="that are reported (default: 10; quick: 3)"
+    )
+    parser.add_argument(
+        "--tuning-seeds",
+        type=positive,
+        metavar="N",
+        help="others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest "
+        "models; quick: 1)",
+    )
+    parser.add_argument("--quick", action="store_true", help="an eighth of the samples")
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="runs at a time (default: as many as there are cores)",
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="FILE",
+        help="every run's losses, as JSON: written, and what is there already is not run again",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        metavar="M",
+        help="with --compression: begin no run that will not have ended by then, and report "
+        "the lines that are complete; --runs lets the next call go on from there",
+    )
+
+
+def main(options: argparse.Namespace) -> Report:
+    plan = plan_of(options)
+    with Runs(options.jobs, options.runs, options.minutes) as runs:
+        report: Report = (
+            CompressionSummary(compression.study(plan, runs))
+            if isinstance(plan, compression.Plan)
+            else AlgorithmsSummary(algorithms.study(plan, runs))
+        )
+    return report
+
+
+def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
+    """
+    Raises:
+        UserError: an option or a task of the other study.
+    """
+    studied: tuple[str, ...] = algorithms.STUDIED
+    if options.compression:
+        studied = compression.STUDIED + compression.TORCH_STUDIED
+    for name in options.task or ():
+        if name not in studied:
+            raise UserError(f"--task {name} must be one of this study's: {', '.join(studied)}")
+        if name in compression.TORCH_STUDIED and find_spec("torch") is None:
+            raise UserError(
+                f"--task {name} needs PyTorch: pip install '.[torch]' from the checkout"
+            )
+    quick = options.quick
+    seeds = options.seeds or (3 if quick else 10)
+    tuning_seeds = options.tuning_seeds or (1 if quick else None)
+    shortened = 8 if quick else 1
+    if options.compression:
+        return compression.Plan(
+            options.task or (["bytes-256"] if quick else None),
+            options.ranks or ([4] if quick else None),
+            options.optimizer or (["momentum"] if quick else None),
+            seeds,
+            tuning_seeds,
+            shortened,
+            options.contender,
+        )
+    for name in ("optimizer", "contender", "minutes"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name} is for --compression only")
+    ranks = options.ranks or ([8] if quick else None)
+    return algorithms.Plan(options.task or studied, seeds, tuning_seeds, ranks, shortened)
