@@ -1,22 +1,17 @@
-"""What came of the runs, and how long it took; and what a soak has used, over its time."""
+"""The figure of all runs: how many came out as expected, and how long each took."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from parallel_sgd.training import require_matplotlib
 
 from ..figures import save
-
-if TYPE_CHECKING:
-    from .soak import Sample
-    from .summary import Tally
+from .outcome import Tally
 
 AS_EXPECTED, NOT_SO, RECOVERY, TO_END = "#2f6da8", "#c0392b", "#2f6da8", "#d08a3c"
 MOST_LINES = 60  #: of a figure
-QUANTITIES = {"memory_mib": "memory, MiB", "descriptors": "open files", "threads": "threads"}
 
 
 def draw(tallies: Sequence[Tally], title: str, notes: Sequence[str], path: Path) -> None:
@@ -51,23 +46,3 @@ def _lines(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
         name = f"{tally.scenario}: {tally.family}"
         lines.setdefault(tally.scenario if len(tallies) > MOST_LINES else name, []).append(tally)
     return lines
-
-
-def draw_soak(samples: Sequence[Sample], title: str, notes: Sequence[str], path: Path) -> None:
-    """A panel for each quantity, a line for each process."""
-    pyplot = require_matplotlib()
-    figure, panels = pyplot.subplots(
-        len(QUANTITIES), 1, figsize=(11, 9), layout="constrained", sharex=True
-    )
-    for axes, (name, label) in zip(panels, QUANTITIES.items(), strict=True):
-        for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
-            own = [s for s in samples if (s.part, s.rank) == (part, rank)]
-            values = [getattr(sample, name) for sample in own]
-            axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-    panels[-1].set_xlabel("minutes")
-    panels[0].legend(frameon=False, ncols=2, fontsize=8)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=12)
-    figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
-    save(figure, path)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..statistics import Comparison, compare
 from .child import End
 
 WORSE, MARGIN = 1.3, 0.03
 """A final loss is wrong beyond so many times an undisturbed run's, and so many nats more."""
+
+EQUIVALENT = 0.01  #: nats: mean losses that differ by less are equally good
+FEWEST_LOSSES = 10  #: below, losses are not compared
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,65 @@ class Outcome:
         )
         faults = "; ".join(self.faults) or "nothing has happened"
         return f"{self.scenario} {self.family} {self.number}: {faults}: {', '.join(words)}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The runs of one scenario and one family.
+
+    Attributes:
+        runs: to which something has happened.
+        faults: in all of them.
+        met: runs that came out as expected.
+        missed: runs that were at their end before anything could happen; not among `runs`.
+        lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
+        losses, undisturbed: of the final models, in nats, and of runs to which nothing happened.
+        wrong, hangs: runs with a wrong result, and without an end.
+        left: processes and files that were left behind.
+    """
+
+    scenario: str
+    family: str
+    runs: int
+    faults: int
+    met: int
+    missed: int
+    lost_samples: list[int]
+    recovery_s: list[float]
+    seconds: list[float]
+    losses: list[float]
+    undisturbed: list[float]
+    wrong: int
+    hangs: int
+    left: int
+
+    @classmethod
+    def of(cls, scenario: str, family: str, outcomes: Sequence[Outcome]) -> Tally:
+        hit = [outcome for outcome in outcomes if not outcome.missed]
+        compared = [(o.loss, o.undisturbed) for o in hit if o.loss and o.undisturbed]
+        return cls(
+            scenario=scenario,
+            family=family,
+            runs=len(hit),
+            faults=sum(len(outcome.faults) for outcome in hit),
+            met=sum(outcome.met for outcome in hit),
+            missed=len(outcomes) - len(hit),
+            lost_samples=[samples for outcome in hit for samples in outcome.lost_samples],
+            recovery_s=[seconds for outcome in hit for seconds in outcome.recovery_s],
+            seconds=[outcome.seconds for outcome in hit],
+            losses=[loss for loss, _ in compared],
+            undisturbed=[loss for _, loss in compared],
+            wrong=sum(bool(outcome.wrong) for outcome in outcomes),
+            hangs=sum(outcome.hung for outcome in outcomes),
+            left=sum(len(outcome.processes) + len(outcome.files) for outcome in outcomes),
+        )
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Of the losses with the undisturbed ones, where there are enough."""
+        if len(self.losses) < FEWEST_LOSSES:
+            return None
+        return compare(self.losses, self.undisturbed, EQUIVALENT)
 
 
 def wrong_result(

@@ -14,13 +14,15 @@ from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
+from parallel_sgd.training import require_matplotlib
 
+from ..figures import save
 from ..report import DrawnReport, machine, print_table
 from .diary import diaries
 from .endless import LEARNERS, STOP, TRAINING
-from .figures import QUANTITIES, draw_soak
 from .job import OUTPUT, Job, processes_left
 
+QUANTITIES = {"memory_mib": "memory, MiB", "descriptors": "open files", "threads": "threads"}
 SAMPLES = 120  #: of a part, about
 WARM = 0.3  #: of a part: what is taken once, is taken then
 STOPS_S = 300.0
@@ -194,6 +196,26 @@ class Soaked(DrawnReport):
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         draw_soak(self.result.samples, self.title, self.notes()[:1], Path(path))
+
+
+def draw_soak(samples: Sequence[Sample], title: str, notes: Sequence[str], path: Path) -> None:
+    """A panel for each quantity, a line for each process."""
+    pyplot = require_matplotlib()
+    figure, panels = pyplot.subplots(
+        len(QUANTITIES), 1, figsize=(11, 9), layout="constrained", sharex=True
+    )
+    for axes, (name, label) in zip(panels, QUANTITIES.items(), strict=True):
+        for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
+            own = [s for s in samples if (s.part, s.rank) == (part, rank)]
+            values = [getattr(sample, name) for sample in own]
+            axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    panels[-1].set_xlabel("minutes")
+    panels[0].legend(frameon=False, ncols=2, fontsize=8)
+    figure.suptitle(title, x=0.01, horizontalalignment="left", size=12)
+    figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
+    save(figure, path)
 
 
 def of_json(content: dict[str, Any]) -> Soak:

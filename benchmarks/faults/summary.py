@@ -14,75 +14,12 @@ from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
 from ..report import DrawnReport, Report, machine, print_table
-from ..statistics import Comparison, compare
 from .figures import draw
-from .outcome import Outcome
+from .outcome import Outcome, Tally
 from .scenarios import SCENARIOS
 from .soak import Soaked, of_json
 
 TITLE = "Faults at random moments"
-
-MARGIN = 0.01  #: nats: losses that differ by less are as good as each other
-FEWEST = 10  #: losses that are compared
-
-
-@dataclass(frozen=True)
-class Tally:
-    """The runs of one scenario and one family.
-
-    Attributes:
-        runs: to which something has happened.
-        faults: in all of them.
-        met: runs that came out as expected.
-        missed: runs that were at their end before anything could happen; not among `runs`.
-        lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
-        losses, undisturbed: of the final models, in nats, and of runs to which nothing happened.
-        wrong, hangs: runs with a wrong result, and without an end.
-        left: processes and files that were left behind.
-    """
-
-    scenario: str
-    family: str
-    runs: int
-    faults: int
-    met: int
-    missed: int
-    lost_samples: list[int]
-    recovery_s: list[float]
-    seconds: list[float]
-    losses: list[float]
-    undisturbed: list[float]
-    wrong: int
-    hangs: int
-    left: int
-
-    @classmethod
-    def of(cls, scenario: str, family: str, outcomes: Sequence[Outcome]) -> Tally:
-        hit = [outcome for outcome in outcomes if not outcome.missed]
-        compared = [(o.loss, o.undisturbed) for o in hit if o.loss and o.undisturbed]
-        return cls(
-            scenario=scenario,
-            family=family,
-            runs=len(hit),
-            faults=sum(len(outcome.faults) for outcome in hit),
-            met=sum(outcome.met for outcome in hit),
-            missed=len(outcomes) - len(hit),
-            lost_samples=[samples for outcome in hit for samples in outcome.lost_samples],
-            recovery_s=[seconds for outcome in hit for seconds in outcome.recovery_s],
-            seconds=[outcome.seconds for outcome in hit],
-            losses=[loss for loss, _ in compared],
-            undisturbed=[loss for _, loss in compared],
-            wrong=sum(bool(outcome.wrong) for outcome in outcomes),
-            hangs=sum(outcome.hung for outcome in outcomes),
-            left=sum(len(outcome.processes) + len(outcome.files) for outcome in outcomes),
-        )
-
-    @property
-    def comparison(self) -> Comparison | None:
-        """Of the losses with the undisturbed ones, where there are enough."""
-        if len(self.losses) < FEWEST:
-            return None
-        return compare(self.losses, self.undisturbed, MARGIN)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 
 from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD, PowerSGD
 
+MOMENTUM = 0.9  #: of SGD on both sides
 PERIOD = 16  #: minibatches between two synchronizations, for those that train alone in between
 
 RECIPE, BEGINNING = "4 bit, then 1 bit", 32_768  #: samples with 4 bits: 128 steps on 4 hosts

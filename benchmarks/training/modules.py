@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from parallel_sgd.models import MLP, ByteLanguageModel
 
-from .ours import MOMENTUM
-from .tasks import Array
+from .contenders import MOMENTUM
+
+Array = npt.NDArray[Any]
 
 TESTED_AT_ONCE = 64  #: samples
 

@@ -9,11 +9,9 @@ from parallel_sgd import Communicator, Learner, MomentumSGD, UserError
 from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.models import MLP
 
-from .contenders import CONTENDERS
+from .contenders import CONTENDERS, MOMENTUM
 from .member import Member
 from .tasks import TASKS, Array
-
-MOMENTUM = 0.9
 
 
 class Ours:

@@ -23,7 +23,7 @@ from benchmarks.faults.bench import Bench
 from benchmarks.faults.child import End, Fate
 from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
 from benchmarks.faults.families import FAMILIES
-from benchmarks.faults.outcome import Outcome, Reference, wrong_result
+from benchmarks.faults.outcome import Outcome, Reference, Tally, wrong_result
 from benchmarks.faults.runs import Run
 from parallel_sgd import UserError
 
@@ -277,7 +277,7 @@ def test_losses_are_compared_with_undisturbed_ones(more, verdict):
         for i in range(10)
     ]
     late = Outcome("survive", "1-bit", 10, missed=True, loss=9.0, undisturbed=0.3)
-    few, enough = (summary.Tally.of("survive", "1-bit", [*some, late]) for some in (hit[1:], hit))
+    few, enough = (Tally.of("survive", "1-bit", [*some, late]) for some in (hit[1:], hit))
     assert few.comparison is None
     assert enough.comparison is not None and enough.comparison.verdict == verdict
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +19,12 @@ from benchmarks.statistics import bootstrap_interval, compare
 from benchmarks.training.summary import read as read_training
 from parallel_sgd import UserError
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BENCHMARKS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "benchmarks").rglob("*.py")
+}
 
 
 def test_the_intervals_of_equal_values_and_of_two_are_known():
@@ -119,6 +127,31 @@ def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path.write_text('{"rows": []}')
     with pytest.raises(UserError, match=wrong):
         reads(path)
+
+
+def test_no_benchmark_imports_itself_in_a_circle():
+    """Counts a package's __init__, which runs first, and imports within functions."""
+    imports = {name: imported(path, name) for name, path in BENCHMARKS.items()}
+    TopologicalSorter(imports).prepare()  # CycleError names the circle
+
+
+def imported(path, name):
+    """Return the modules of benchmarks that a module imports at run time, with their packages."""
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    tree = ast.parse(path.read_text())
+    for_types = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    branches = (node for node in for_types if ast.unparse(node.test) == "TYPE_CHECKING")
+    skipped = {inner for branch in branches for inner in ast.walk(branch)}
+    found = {package}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in skipped:
+            base = "." * node.level + (node.module or "")
+            base = resolve_name(base, package) if node.level else base
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    found |= {f.rpartition(".")[0] for f in found if f.count(".") > 1}
+    return found & BENCHMARKS.keys() - {name}
 
 
 def test_rans_is_as_short_as_the_entropy_and_undone_exactly():
