@@ -6,15 +6,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from parallel_sgd.files import write_whole
 from parallel_sgd.training import require_matplotlib
 
+from .panels import Axes, head, plain_log, save
 from .report import DrawnReport, Report, Row
 
-Axes = Any  #: matplotlib's
 Drawing = Callable[[Report], Any]  #: to matplotlib's figure
 
 OURS, THEIRS, LIMIT = "#2f6da8", "#d08a3c", "#888888"
@@ -96,7 +94,7 @@ def predictions(report: Report) -> Any:
     axes.set_xlabel("predicted, milliseconds")
     axes.set_ylabel("measured, milliseconds; the larger a mark, the larger the vector")
     axes.legend(frameon=False)
-    _head(figure, report.title)
+    head(figure, report.title)
     return figure
 
 
@@ -128,7 +126,7 @@ def by_size(report: Report) -> Any:
     axes.set_ylabel("milliseconds")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
-    _head(figure, report.title)
+    head(figure, report.title)
     return figure
 
 
@@ -155,7 +153,7 @@ def by_bits(report: Report) -> Any:
         axes.set_xticks(range(len(sent)), [f"{bits}" for bits, _ in sent])
         axes.set_xlabel("bits")
         axes.legend(frameon=False)
-    _head(figure, report.title)
+    head(figure, report.title)
     return figure
 
 
@@ -189,7 +187,7 @@ def pairs(report: Report) -> Any:
     margin.locator_params(axis="x", nbins=5)
     margin.set_xlabel("difference in test loss, nats")
     margin.legend(frameon=False, loc="upper left")
-    _head(figure, report.title)
+    head(figure, report.title)
     return figure
 
 
@@ -197,15 +195,6 @@ def _by_bits(report: Report, what: str) -> list[tuple[float, Row]]:
     names = {row.name: row for row in report.rows}
     all_bits = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
     return [(bits, names[name]) for bits in all_bits if (name := f"{bits} bit, {what}") in names]
-
-
-def plain_log(axis: Any) -> None:
-    """A logarithmic axis whose ticks are plain numbers, and not too many."""
-    from matplotlib import ticker
-
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _numbers(pattern: str, text: str) -> tuple[str, ...] | None:
@@ -236,15 +225,8 @@ def _figure(report: Report, heights: Sequence[int]) -> tuple[Any, Sequence[Axes]
         layout="constrained",
         squeeze=False,
     )
-    _head(figure, report.title)
+    head(figure, report.title)
     return figure, list(grid.flat)
-
-
-def _head(figure: Any, title: str) -> None:
-    for axes in figure.axes:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
 
 
 #: By the names of rows, the first that fits.
@@ -265,10 +247,3 @@ def draw(report: Report, path: str | os.PathLike[str]) -> None:
     names = [row.name for row in report.rows]
     drawing = next(d for start, d in DRAWINGS if any(re.match(start, name) for name in names))
     save(drawing(report), path)
-
-
-def save(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure, in the form that the file's name ends in; and close it."""
-    form = Path(path).suffix.removeprefix(".") or "png"
-    write_whole("--figure", path, lambda aside: figure.savefig(aside, dpi=110, format=form))
-    require_matplotlib().close(figure)

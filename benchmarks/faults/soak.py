@@ -14,9 +14,8 @@ from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
-from parallel_sgd.training import require_matplotlib
 
-from ..figures import save
+from ..panels import panels
 from ..report import DrawnReport, machine, print_table
 from .diary import diaries
 from .endless import LEARNERS, STOP, TRAINING
@@ -199,23 +198,16 @@ class Soaked(DrawnReport):
 
 
 def draw_soak(samples: Sequence[Sample], title: str, notes: Sequence[str], path: Path) -> None:
-    """A panel for each quantity, a line for each process."""
-    pyplot = require_matplotlib()
-    figure, panels = pyplot.subplots(
-        len(QUANTITIES), 1, figsize=(11, 9), layout="constrained", sharex=True
-    )
-    for axes, (name, label) in zip(panels, QUANTITIES.items(), strict=True):
-        for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
-            own = [s for s in samples if (s.part, s.rank) == (part, rank)]
-            values = [getattr(sample, name) for sample in own]
-            axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-    panels[-1].set_xlabel("minutes")
-    panels[0].legend(frameon=False, ncols=2, fontsize=8)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=12)
-    figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
-    save(figure, path)
+    """Draw a panel for each quantity, a line for each process."""
+    size = 11.0, 2.7
+    with panels(QUANTITIES, path, title, columns=1, size=size, notes=notes, sharex=True) as grid:
+        for name, axes in grid.items():
+            for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
+                own = [s for s in samples if (s.part, s.rank) == (part, rank)]
+                values = [getattr(sample, name) for sample in own]
+                axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel("minutes")
 
 
 def of_json(content: dict[str, Any]) -> Soak:

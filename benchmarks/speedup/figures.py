@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd.training import require_matplotlib
-
-from ..figures import plain_log, save
+from ..panels import Axes, panels, plain_log
 from .contenders import SERIAL
 from .predicted import Predicted
 from .results import Point, Results, Spread
 
-Axes = Any  #: matplotlib's
 Line = tuple[tuple[int, float], ...]  #: workers and samples a second
 
 #: Okabe and Ito's colors, which colour-blind people can tell apart, one of Tol's, and a marker.
@@ -35,21 +32,14 @@ SHOWN = 0.6  #: of the best accuracy: who has less is named, and the axis not st
 
 def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None:
     """Draw both panels, and below them what the figure needs to be understood."""
-    pyplot = require_matplotlib()
-    figure, (learning, scaling) = pyplot.subplots(
-        1, 2, figsize=(15, 7.5), layout="constrained", width_ratios=(1.1, 1)
-    )
-    points = results.points()
-    _learning(learning, points)
-    _scaling(scaling, points, results.predicted)
-    for axes in (learning, scaling):
-        axes.grid(alpha=0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.legend(*_legend(pyplot, points), loc="outside right upper", frameon=False, fontsize=10)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=12)
-    figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
-    save(figure, path)
+    titles = {
+        "learning": "(a) speed-up and accuracy, after the same samples",
+        "scaling": "(b) samples/s: measured (solid), planned (dashed)",
+    }
+    points, legend = results.points(), ("outside right upper", 1)
+    with panels(titles, path, title, size=(7.5, 6.5), notes=notes, legend=legend) as axes:
+        _learning(axes["learning"], points)
+        _scaling(axes["scaling"], points, results.predicted)
 
 
 def _learning(axes: Axes, points: Sequence[Point]) -> None:
@@ -90,7 +80,6 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xlim(0)
     axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow); numbers: workers")
     axes.set_ylabel("accuracy of the next byte, % of the test set")
-    axes.set_title("(a) speed-up and accuracy, after the same samples", loc="left", size=11)
 
 
 def _label(axes: Axes, text: str, at: tuple[float, float], color: str, angle: float) -> None:
@@ -134,7 +123,9 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
     """Solid with markers what was measured, dashed what the planner says."""
     (serial,) = (p.samples_per_s.middle for p in points if (p.contender, p.workers) == (SERIAL, 1))
     workers = sorted({*(p.workers for p in points), *(one.workers for one in predicted)})
-    axes.plot(workers, [k * serial for k in workers], color=IDEAL, linewidth=4, alpha=0.4, zorder=0)
+    ideal = [k * serial for k in workers]
+    axes.plot(workers, ideal, color=IDEAL, linewidth=4, alpha=0.4, zorder=0, label="ideal")
+    axes.plot([], [], color="black", linestyle="--", linewidth=1.4, label="the planner's")
     dashed = _dashed(predicted)
     for i, (name, (color, marker)) in enumerate(STYLES.items()):
         those = [p for p in points if p.contender == name]
@@ -145,6 +136,7 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
             yerr=_bars([p.samples_per_s for p in those]),
             color=color,
             marker=marker,
+            label=name if those else None,
             markersize=6,
             linewidth=1.4,
             capsize=2,
@@ -162,7 +154,6 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
     axes.minorticks_off()
     axes.set_xlabel("workers")
     axes.set_ylabel("samples/s of all workers, in steps")
-    axes.set_title("(b) samples/s: measured (solid), planned (dashed)", loc="left", size=11)
 
 
 def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:
@@ -181,15 +172,3 @@ def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:
 def _bars(spreads: Sequence[Spread]) -> list[list[float]]:
     """How far least and largest are from the middle: [2, points]."""
     return [[s.middle - s.low for s in spreads], [s.high - s.middle for s in spreads]]
-
-
-def _legend(pyplot: Any, points: Sequence[Point]) -> tuple[list[Any], list[str]]:
-    line = pyplot.Line2D
-    present = {p.contender for p in points}
-    names = [name for name in STYLES if name in present]
-    handles = [line([], [], color=STYLES[name][0], marker=STYLES[name][1]) for name in names]
-    handles += [
-        line([], [], color=IDEAL, linewidth=4, alpha=0.4),
-        line([], [], color="black", linestyle="--", linewidth=1.4),
-    ]
-    return handles, [*names, "ideal", "the planner's"]

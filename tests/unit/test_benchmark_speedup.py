@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from benchmarks import panels
 from benchmarks.convergence.task import Held
 from benchmarks.speedup import command as speedup
 from benchmarks.speedup import contenders, figures, learning, step_times, summary
@@ -107,8 +108,8 @@ def test_the_table_says_spread_and_method(results, tmp_path, capsys):
 def test_the_figure(results, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    save = figures.save
-    monkeypatch.setattr(figures, "save", lambda f, path: (drawn.append(f), save(f, path)))
+    save = panels.save
+    monkeypatch.setattr(panels, "save", lambda f, path: (drawn.append(f), save(f, path)))
     summary.Summary(results).draw(tmp_path / "speedup.png")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
     learned, scaled = drawn[0].axes

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from os import PathLike
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from ...panels import Axes, FilePath, panels
 from ...statistics import bootstrap_interval
-from ..panels import Panels, loss_axis
+from ..axes import loss_axis
 from ..tasks import TASKS
 from ..tuning import Result
 from .contenders import CONTENDERS
 from .study import Results
-
-Path = str | PathLike[str]
 
 STYLES: dict[str, tuple[str, Any]] = {
     "serial": ("black", "-"),
@@ -50,11 +49,13 @@ def ranks_to_show(results: Results) -> int:
     return max((k for k in counts if k <= 8), default=min(counts, default=1))
 
 
-def samples(results: Results, path: Path) -> None:
+def samples(results: Results, path: FilePath) -> None:
     """Test loss against samples: everybody on one K, each with its best rates."""
     k = ranks_to_show(results)
-    with panels(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
-        for task, axes in all:
+    with _panels(
+        results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds"
+    ) as grid:
+        for task, axes in grid.items():
             x = _at(results, task)
             for result in _tuned(results, task, k):
                 _plot(axes, x, result)
@@ -62,11 +63,13 @@ def samples(results: Results, path: Path) -> None:
             loss_axis(axes, task)
 
 
-def bytes_sent(results: Results, path: Path) -> None:
+def bytes_sent(results: Results, path: FilePath) -> None:
     """Test loss against bytes: everybody who sends, on one K, each with its best rates."""
     k = ranks_to_show(results)
-    with panels(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
-        for task, axes in all:
+    with _panels(
+        results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds"
+    ) as grid:
+        for task, axes in grid.items():
             for result in _tuned(results, task, k):
                 if result.setting.ranks == 1:
                     if result.setting.contender == "serial":
@@ -81,7 +84,7 @@ def bytes_sent(results: Results, path: Path) -> None:
             loss_axis(axes, task)
 
 
-def ranks(results: Results, path: Path) -> None:
+def ranks(results: Results, path: FilePath) -> None:
     """Final test loss against K: model averaging and block momentum."""
     lines = (
         ("averaging", "equal", "--", "o"),
@@ -92,8 +95,8 @@ def ranks(results: Results, path: Path) -> None:
     )
     words = {"equal": "rate of serial SGD", "gain 1": "gain 1", "tuned": "tuned"}
     title = "After the same number of samples: mean and 95 % interval over seeds"
-    with panels(results, path, title) as all:
-        for task, axes in all:
+    with _panels(results, path, title) as grid:
+        for task, axes in grid.items():
             shown: set[int] = set()
             for i, (name, rates, style, marker) in enumerate(lines):
                 points = [
@@ -126,7 +129,7 @@ def ranks(results: Results, path: Path) -> None:
             loss_axis(axes, task)
 
 
-def error_feedback(results: Results, path: Path) -> None:
+def error_feedback(results: Results, path: FilePath) -> None:
     """Test loss against samples: 32 bits, and 1 bit with and without error feedback."""
     k = ranks_to_show(results)
     lines = (
@@ -136,8 +139,8 @@ def error_feedback(results: Results, path: Path) -> None:
         ("1 bit without", "tuned", "#e08214", "-", "1 bit without, tuned"),
     )
     title = f"Data-parallel SGD, K = {k}: mean and range of {results.plan.seeds} seeds"
-    with panels(results, path, title) as all:
-        for task, axes in all:
+    with _panels(results, path, title) as grid:
+        for task, axes in grid.items():
             x = _at(results, task)
             for name, rates, color, style, label in lines:
                 result = results.all.get((task, name, k, rates))
@@ -151,7 +154,7 @@ def error_feedback(results: Results, path: Path) -> None:
             loss_axis(axes, task)
 
 
-FIGURES: dict[str, Callable[[Results, Path], None]] = {
+FIGURES: dict[str, Callable[[Results, FilePath], None]] = {
     "samples": samples,
     "bytes": bytes_sent,
     "ranks": ranks,
@@ -159,10 +162,12 @@ FIGURES: dict[str, Callable[[Results, Path], None]] = {
 }
 
 
-def panels(results: Results, path: Path, title: str) -> Panels[str]:
+def _panels(
+    results: Results, path: FilePath, title: str
+) -> AbstractContextManager[dict[str, Axes]]:
     """A panel for each task."""
     tasks = results.plan.tasks
-    return Panels({task: results.plan.task(task).title for task in tasks}, path, title)
+    return panels({task: results.plan.task(task).title for task in tasks}, path, title)
 
 
 def _tuned(results: Results, task: str, ranks: int) -> list[Result]:
@@ -175,7 +180,7 @@ def _tuned(results: Results, task: str, ranks: int) -> list[Result]:
     ]
 
 
-def _plot(axes: Any, x: Any, result: Result) -> None:
+def _plot(axes: Axes, x: Any, result: Result) -> None:
     name = result.setting.contender
     color, style = STYLES[name]
     label = CONTENDERS[name].title

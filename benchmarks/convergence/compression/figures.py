@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from ..panels import Panels, Path, loss_axis
+from ...panels import Axes, FilePath, panels
+from ..axes import loss_axis
 from ..task import Task
 from ..tasks import TASKS
 from ..tuning import Result
@@ -36,20 +38,20 @@ MARKERS = {"4-then-1": "^", "1-then-0.25": "^", "4": "s", "16": "s", "sign": "x"
 """Of points without lines; entropy codes with one number of bits, and PowerSGD, have discs."""
 
 
-def samples(results: Results, path: Path) -> None:
+def samples(results: Results, path: FilePath) -> None:
     """Test loss, or error, against samples."""
-    with _panels(results, path) as all:
-        for cell, axes in all:
+    with _panels(results, path) as grid:
+        for cell, axes in grid.items():
             for name, result in results.cells[cell].items():
                 _plot(axes, _parts(result) * _samples(results, cell) / 1000, name, result)
             axes.set_xlabel("thousands of samples, of all ranks")
             loss_axis(axes, cell.task)
 
 
-def bytes_sent(results: Results, path: Path) -> None:
+def bytes_sent(results: Results, path: FilePath) -> None:
     """Test loss, or error, against bytes."""
-    with _panels(results, path) as all:
-        for cell, axes in all:
+    with _panels(results, path) as grid:
+        for cell, axes in grid.items():
             for name, result in results.cells[cell].items():
                 if result.bytes_sent:
                     sent = _parts(result) * result.bytes_sent / cell.ranks / 1e6
@@ -59,10 +61,10 @@ def bytes_sent(results: Results, path: Path) -> None:
             loss_axis(axes, cell.task)
 
 
-def distance(results: Results, path: Path) -> None:
+def distance(results: Results, path: FilePath) -> None:
     """Distance from 32 bits at the end, with its 95 % interval, against bits that were sent."""
-    with _panels(results, path) as all:
-        for cell, axes in all:
+    with _panels(results, path) as grid:
+        for cell, axes in grid.items():
             for name, result in results.cells[cell].items():
                 comparison = results.compare(cell, name)
                 if comparison is None or not result.bytes_sent:
@@ -86,17 +88,17 @@ def distance(results: Results, path: Path) -> None:
             axes.set_ylabel(f"{measure.name} less that of 32 bits, {measure.unit}")
 
 
-FIGURES: dict[str, Callable[[Results, Path], None]] = {
+FIGURES: dict[str, Callable[[Results, FilePath], None]] = {
     "samples": samples,
     "bytes": bytes_sent,
     "distance": distance,
 }
 
 
-def _panels(results: Results, path: Path) -> Panels[Cell]:
+def _panels(results: Results, path: FilePath) -> AbstractContextManager[dict[Cell, Axes]]:
     plan = results.plan
     titles = {cell: cell_title(plan.task(cell.task), cell) for cell in results.cells}
-    return Panels(titles, path, f"Tuned rates: mean of {plan.seeds} seeds", columns=3)
+    return panels(titles, path, f"Tuned rates: mean of {plan.seeds} seeds", columns=3)
 
 
 def cell_title(task: Task, cell: Cell) -> str:
@@ -113,7 +115,7 @@ def _parts(result: Result) -> Any:
     return np.arange(1, points + 1) / points
 
 
-def _plot(axes: Any, x: Any, name: str, result: Result) -> None:
+def _plot(axes: Axes, x: Any, name: str, result: Result) -> None:
     color, style = STYLES[name]
     label = CONTENDERS[name].title
     axes.plot(x, result.curves.mean(axis=0), color=color, linestyle=style, label=label)

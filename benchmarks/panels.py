@@ -1,0 +1,95 @@
+"""Figures of several panels with one title and one legend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from parallel_sgd.files import write_whole
+from parallel_sgd.training import require_matplotlib
+
+Axes = Any  #: matplotlib's
+FilePath = str | os.PathLike[str]
+Key = TypeVar("Key")
+
+
+@contextmanager
+def panels(
+    titles: Mapping[Key, str],
+    path: FilePath,
+    title: str,
+    *,
+    columns: int = 2,
+    size: tuple[float, float] = (5.5, 4.0),
+    notes: Sequence[str] = (),
+    legend: tuple[str, int] = ("outside lower center", 3),
+    **shared: bool,
+) -> Iterator[dict[Key, Axes]]:
+    """Yield the axes of each panel by its key; write the figure at the end of the `with` block.
+
+    Args:
+        titles: of the panels, by key, in rows of at most `columns`.
+        size: of a panel, width and height in inches.
+        notes: lines below the figure.
+        legend: where all labelled lines are named, a label once, and in how many columns.
+        shared: `sharex` and `sharey` of matplotlib's `subplots`.
+    """
+    pyplot = require_matplotlib()
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    figure, grid = pyplot.subplots(
+        *(rows, columns),
+        figsize=(size[0] * columns, 1 + size[1] * rows),
+        layout="constrained",
+        squeeze=False,
+        **shared,
+    )
+    try:
+        for empty in grid.flat[len(titles) :]:
+            empty.set_axis_off()
+        by_key = dict(zip(titles, grid.flat, strict=False))
+        for key, axes in by_key.items():
+            axes.set_title(titles[key], loc="left", size=10)
+            axes.grid(alpha=0.25)
+            axes.set_axisbelow(True)
+        head(figure, title)
+        yield by_key
+        lines: dict[str, Any] = {}
+        for axes in by_key.values():
+            lines |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        where, ncols = legend[0], min(legend[1], 1 + columns)
+        if lines:
+            figure.legend(
+                *(lines.values(), lines.keys()), loc=where, ncols=ncols, frameon=False, fontsize=9
+            )
+        figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
+        save(figure, path)
+    finally:
+        pyplot.close(figure)
+
+
+def head(figure: Any, title: str) -> None:
+    """Set the title, and remove the lines above and to the right of all panels."""
+    for axes in figure.axes:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
+
+
+def plain_log(axis: Any) -> None:
+    """Give a logarithmic axis at most 12 ticks, which are plain numbers."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def save(figure: Any, path: FilePath) -> None:
+    """Write a figure in the format of the file's suffix, PNG without one; and close it."""
+    form = Path(path).suffix.removeprefix(".") or "png"
+    write_whole("--figure", path, lambda aside: figure.savefig(aside, dpi=110, format=form))
+    require_matplotlib().close(figure)
