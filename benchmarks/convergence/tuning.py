@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..statistics import Comparison
+from ..study import Search
 from .contender import Options
 from .optimizers import OPTIMIZERS
 from .runs import Line
@@ -38,19 +39,8 @@ class Setting:
     at_edge: bool = False
 
     def runs(self, task: Task, seeds: Iterable[int]) -> list[Run]:
-        return [
-            Run(
-                self.task,
-                self.contender,
-                self.optimizer,
-                self.ranks,
-                self.lr,
-                self.options,
-                seed,
-                task.budget(self.ranks),
-            )
-            for seed in seeds
-        ]
+        who = self.task, self.contender, self.optimizer, self.ranks, self.lr, self.options
+        return [Run(*who, seed, task.budget(self.ranks)) for seed in seeds]
 
     def report(self, task: Task, seeds: int) -> Line[Result]:
         """The seeds that are reported: from 0 on."""
@@ -95,10 +85,11 @@ class Result:
 
 @dataclass
 class Climb:
-    """The search for the best rate of a grid: downhill, until both neighbours are worse.
+    """The search for a contender's learning rate on its optimizer's grid.
 
-    Args:
-        start: the rate to begin at; None: its optimizer's.
+    Attributes:
+        start: the rate to begin at; None: the optimizer's.
+        search: by place on the grid.
     """
 
     task: str
@@ -107,50 +98,24 @@ class Climb:
     ranks: int
     options: Options = ()
     start: float | None = None
-    scores: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rule = OPTIMIZERS[self.optimizer]
         self.grid = rule.rates
-        self._middle = self.grid.index(self.start or rule.start)
-
-    @property
-    def best(self) -> int:
-        return min(sorted(self.scores), key=self.scores.__getitem__)
-
-    @property
-    def score(self) -> float:
-        """The best mean loss so far."""
-        return min(self.scores.values())
-
-    def next_points(self) -> list[int]:
-        """Where on the grid a loss is still to be measured; empty at the end."""
-        middle = self.best if self.scores else self._middle
-        around = range(max(middle - 1, 0), min(middle + 2, len(self.grid)))
-        return [i for i in around if i not in self.scores]
+        self.search = Search(self.grid.index(self.start or rule.start), len(self.grid))
 
     def setting(self, i: int) -> Setting:
         at_edge = i in (0, len(self.grid) - 1)
-        return Setting(
-            self.task,
-            self.contender,
-            self.optimizer,
-            self.ranks,
-            "tuned",
-            self.grid[i],
-            self.options,
-            at_edge,
-        )
+        who = self.task, self.contender, self.optimizer, self.ranks
+        return Setting(*who, "tuned", self.grid[i], self.options, at_edge)
 
     def tune(self, task: Task) -> Line[Setting]:
-        """On seeds that are not reported."""
+        """Find the rate with the least mean loss on seeds that are not reported."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + task.tuning_seeds)
-        while points := self.next_points():
-            by_point = {i: self.setting(i).runs(task, seeds) for i in points}
-            outcomes = yield [run for by_seed in by_point.values() for run in by_seed]
-            for i, by_seed in by_point.items():
-                self.scores[i] = float(np.mean([outcomes[run].losses[-1] for run in by_seed]))
-        return self.setting(self.best)
+        best = yield from self.search.line(
+            lambda i: self.setting(i).runs(task, seeds), lambda outcome: outcome.losses[-1]
+        )
+        return self.setting(best)
 
 
 def uncompressed_bytes(task: Task, ranks: int) -> float:

@@ -8,16 +8,15 @@ of each worker; the learning rate rises for a sixteenth of them and then falls l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.data import Source
 from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
-from ..convergence.runs import process_pool
+from ..study import Line, Runs, Search
 from .contenders import BATCH, CLASSES, CONTENDERS, SERIAL, data, model
 
 TUNING_SEED = 1000  #: rates are chosen on it; those that are reported count from 0
@@ -45,19 +44,34 @@ class Learned:
     accuracies: list[float]
 
 
+@dataclass(frozen=True)
+class Run:
+    """One training: the contender, its workers, the samples of all, and what is drawn or chosen."""
+
+    contender: str
+    workers: int
+    samples: int
+    lr: float
+    seed: int
+
+
+Score = tuple[float, float]  #: test loss in nats and accuracy in %
+
+
 def learn_all(
     cases: Iterable[tuple[str, int]], samples: int, seeds: int, *, tuned: bool, jobs: int
 ) -> list[Learned]:
-    """Train contenders with so many workers each, as many at a time as there are jobs."""
-    pool = process_pool(jobs)
-    try:
-        under_way = [
-            pool.submit(learn, name, workers, samples, seeds, tuned=tuned)
-            for name, workers in cases
-        ]
-        return [future.result() for future in under_way]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Train each contender with each number of workers, several runs at a time.
+
+    Raises:
+        UserError: a run failed; its error has been printed.
+    """
+    with Runs(train, jobs=jobs) as runs:
+        lines = [learn(*case, samples, seeds, tuned=tuned) for case in cases]
+        learned = [one for one in runs.follow(lines) if one]
+    if len(learned) < len(lines):
+        raise UserError(f"{len(lines) - len(learned)} contenders could not be trained; see above")
+    return learned
 
 
 def cases(names: Sequence[str], workers: Sequence[int]) -> list[tuple[str, int]]:
@@ -66,37 +80,27 @@ def cases(names: Sequence[str], workers: Sequence[int]) -> list[tuple[str, int]]
     return [*((name, k) for k in most_first for name in names), (SERIAL, 1)]
 
 
-def learn(name: str, workers: int, samples: int, seeds: int, *, tuned: bool) -> Learned:
-    """Choose a learning rate, and train with it, once for each seed."""
+def learn(
+    name: str, workers: int, samples: int, seeds: int, *, tuned: bool
+) -> Line[Run, Score, Learned]:
+    """Choose a learning rate on a seed of its own, then train once with each seed."""
     rule = OPTIMIZERS[CONTENDERS[name].optimizer]
-
-    @cache
-    def loss_at(place: int) -> float:
-        return train(name, workers, samples, rule.rates[place], TUNING_SEED)[0]
-
     place = rule.rates.index(rule.start)
     if tuned:
-        place = best_place(loss_at, place, len(rule.rates))
+        place = yield from Search(place, len(rule.rates)).line(
+            lambda i: [Run(name, workers, samples, rule.rates[i], TUNING_SEED)],
+            lambda score: score[0],
+        )
     lr = rule.rates[place]
-    scores = [train(name, workers, samples, lr, seed) for seed in range(seeds)]
-    losses, accuracies = (list(values) for values in zip(*scores, strict=True))
+    runs = [Run(name, workers, samples, lr, seed) for seed in range(seeds)]
+    scores = yield runs
+    losses, accuracies = ([scores[run][i] for run in runs] for i in (0, 1))
     return Learned(name, workers, samples, lr, tuned, losses, accuracies)
 
 
-def best_place(loss_at: Callable[[int], float], start: int, count: int) -> int:
-    """Where the loss is least, going from `start` down for as long as that does no harm, since
-    rates at which training diverges are alike; and up where it does."""
-    best = start
-    while best > 0 and loss_at(best - 1) <= loss_at(best):
-        best -= 1
-    if best == start:
-        while best + 1 < count and loss_at(best + 1) < loss_at(best):
-            best += 1
-    return best
-
-
-def train(name: str, workers: int, samples: int, lr: float, seed: int) -> tuple[float, float]:
-    """The test loss in nats and the accuracy in %, at the end. Who diverges knows nothing."""
+def train(run: Run) -> Score:
+    """Return the score at the end; a run that diverges scores as a model that knows nothing."""
+    name, workers, samples, lr, seed = astuple(run)
     contender = CONTENDERS[name]
     training, test = data(samples, seed)
     low = LAST_RATE * lr

@@ -16,6 +16,7 @@ import numpy as np
 
 from parallel_sgd import UserError
 
+from ..study import Search
 from .conductor import Conductor
 from .contenders import CONTENDERS, PERIOD, PLAIN, side
 from .step_times import StepTime
@@ -96,17 +97,19 @@ def learn(
 
 
 def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
-    """The learning rate with the fewest steps to the last target: downhill by factors of 2, until
-    both neighbours are worse. Those that are not there sooner than the best so far are given up."""
-    scores: dict[float, tuple[float, float]] = {}
-    best = goal.start
-    while wanted := [lr for lr in (best, 2 * best, best / 2) if lr not in scores]:
-        for lr in wanted:
-            fewest = min((steps for steps, _ in scores.values()), default=math.inf)
-            run = learn(conductor, goal, name, lr, TUNING_SEED, min(fewest, MOST_STEPS))
-            scores[lr] = run.steps_to(goal.targets[-1]), run.curve[-1][1] if run.curve else math.inf
-        best = min(scores, key=scores.__getitem__)
-    return best
+    """Find the learning rate with the fewest steps to the last target, by factors of 2.
+
+    A run that takes more steps than the best one so far is ended.
+    """
+    search = Search(0)
+    while points := search.next_points():
+        for i in points:
+            fewest = min((steps for steps, _ in search.scores.values()), default=math.inf)
+            lr, most = goal.start * 2.0**i, min(fewest, MOST_STEPS)
+            run = learn(conductor, goal, name, lr, TUNING_SEED, most)
+            last = run.curve[-1][1] if run.curve else math.inf
+            search.scores[i] = run.steps_to(goal.targets[-1]), last
+    return goal.start * 2.0**search.best
 
 
 def learn_all(

@@ -17,10 +17,11 @@ from benchmarks.speedup import command as speedup
 from benchmarks.speedup import contenders, figures, learning, step_times, summary
 from benchmarks.speedup import results as results_file
 from benchmarks.speedup.contenders import BATCH, CONTENDERS, PERIOD, SERIAL
-from benchmarks.speedup.learning import Learned
+from benchmarks.speedup.learning import Learned, Run
 from benchmarks.speedup.predicted import Predicted, predict
 from benchmarks.speedup.results import Results, Spread
 from benchmarks.speedup.step_times import Alone, Timed
+from benchmarks.study import Search
 from parallel_sgd import UserError, simulate
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link
@@ -237,37 +238,54 @@ def small_task(monkeypatch):
 @pytest.mark.usefixtures("small_task")
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_all_contenders_learn(name):
-    loss, accuracy = learning.train(name, 2, 2 * PERIOD * BATCH, 0.1, seed=0)
+    loss, accuracy = learning.train(Run(name, 2, 2 * PERIOD * BATCH, 0.1, seed=0))
     assert loss < 0.99 * math.log(256) and 0 <= accuracy <= 100
 
 
 @pytest.mark.usefixtures("small_task")
 def test_who_diverges_knows_nothing():
-    assert learning.train(SERIAL, 1, PERIOD * BATCH, 1e9, 0) == (math.log(256), 100 / 256)
+    assert learning.train(Run(SERIAL, 1, PERIOD * BATCH, 1e9, 0)) == (math.log(256), 100 / 256)
 
 
 def test_the_best_rate_is_looked_for_on_a_seed_of_its_own(monkeypatch):
-    runs = []
+    taken = []
 
-    def train(name, workers, samples, lr, seed):
-        runs.append((round(lr, 6), seed))
-        return abs(math.log(lr / 0.1)), 50.0 + seed
+    def train(run):
+        taken.append((round(run.lr, 6), run.seed))
+        return abs(math.log(run.lr / 0.1)), 50.0 + run.seed
 
     monkeypatch.setattr(learning, "train", train)
-    learned = learning.learn("4 bit", 8, 4096, 2, tuned=True)
+    cases = [("4 bit", 8)]
+    (learned,) = learning.learn_all(cases, 4096, 2, tuned=True, jobs=1)
     assert learned.lr == pytest.approx(0.1) and learned.accuracies == [50, 51]
-    assert runs == [(0.2, 1000), (0.4, 1000), (0.1, 1000), (0.05, 1000), (0.1, 0), (0.1, 1)]
-    runs.clear()
-    assert learning.learn("4 bit", 8, 4096, 1, tuned=False).lr == 0.4 and runs == [(0.4, 0)]
+    assert taken[:3] == [(0.4, 1000), (0.8, 1000), (0.2, 1000)]
+    assert taken[3:] == [(0.1, 1000), (0.05, 1000), (0.1, 0), (0.1, 1)]
+    taken.clear()
+    (learned,) = learning.learn_all(cases, 4096, 1, tuned=False, jobs=1)
+    assert learned.lr == 0.4 and taken == [(0.4, 0)]
+
+
+def test_a_training_that_fails_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(learning, "train", lambda run: 1 / 0)
+    with pytest.raises(UserError, match="1 contenders could not be trained"):
+        learning.learn_all([("4 bit", 8)], 4096, 1, tuned=True, jobs=1)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def found(scores, start):
+    search = Search(start, len(scores))
+    while points := search.next_points():
+        search.scores |= {i: scores[i] for i in points}
+    return search.best
 
 
 def test_the_search_leaves_rates_at_which_training_diverges():
-    assert learning.best_place([2.0, 1.0, 1.5, 5.5, 5.5].__getitem__, 4, 5) == 1
+    assert found([2.0, 1.0, 1.5, 5.5, 5.5], start=4) == 1
 
 
 @pytest.mark.parametrize("best", range(5))
 def test_the_search_ends_where_the_loss_is_least(best):
-    assert learning.best_place(lambda place: abs(place - best), 2, 5) == best
+    assert found([abs(place - best) for place in range(5)], start=2) == best
 
 
 def test_plans_go_on_beyond_the_hosts_that_are_there():

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks import study as running
 from benchmarks.convergence import command as convergence
 from benchmarks.convergence import runs as carrying_out
 from benchmarks.convergence.algorithms import study as algorithms
@@ -40,10 +41,10 @@ POINTS = TASKS["digits"].points
 )
 def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
     climb = Climb("digits", "serial", "SGD", 1)
-    while wanted := climb.next_points():
-        climb.scores |= {i: loss(i) for i in wanted}
+    while wanted := climb.search.next_points():
+        climb.search.scores |= {i: loss(i) for i in wanted}
         rounds -= 1
-    assert climb.best == best and rounds == 0 and sorted(climb.scores) == tried
+    assert climb.search.best == best and rounds == 0 and sorted(climb.search.scores) == tried
     assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
 
 
@@ -233,7 +234,7 @@ def test_no_run_is_begun_that_will_not_end_in_time(trained):
 
 def test_outcomes_are_on_disk_while_others_are_under_way(trained, tmp_path, monkeypatch):
     path, seen = tmp_path / "runs.json", []
-    monkeypatch.setattr(carrying_out, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
 
     def watching():
         yield [a_run(1)]

@@ -125,6 +125,6 @@ def _tuned(task: str, plan: Plan, runs: Runs) -> dict[tuple[str, int], Setting]:
     best: dict[tuple[str, int], Climb] = {}
     for climb in climbs:
         of = climb.contender, climb.ranks
-        if of not in best or climb.score < best[of].score:
+        if of not in best or climb.search.score < best[of].search.score:
             best[of] = climb
-    return {of: climb.setting(climb.best) for of, climb in best.items()}
+    return {of: climb.setting(climb.search.best) for of, climb in best.items()}
