@@ -9,10 +9,8 @@ are free for it, as they are where gradients are calculated on a GPU.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from parallel_sgd.exchange import Exchange
 
 from .on_ranks import on_ranks
 from .report import Report, positive
+from .timing import median_s
 
 BLOCK = 8  #: minibatches in a block
 BITS = (32, 1)
@@ -41,61 +40,39 @@ def main(options: argparse.Namespace) -> Report:
     k, n = options.ranks, options.values
     measured = on_ranks(k, "blocks", {"values": n, "rounds": options.rounds})
     report = Report(f"block momentum, {n} parameters on {k} ranks of one machine, a thread each")
-    bare = measured["optimizer"]
-    report.add(
-        "local step",
-        measured["local_step"] * 1e3,
-        "ms",
-        f"the optimizer's kernel alone, {bare * 1e3:.2f} ms",
-        measured["local_step"] / bare,
-    )
-    report.add(
-        "bytes allocated in a local step, after the first",
-        measured["allocated"],
-        "B",
-        f"the model, {4 * n:,} B",
-        measured["allocated"] / (4 * n),
-    )
+    bare, step = measured["optimizer"] * 1e3, measured["local_step"] * 1e3
+    report.compare("local step", step, "ms", "the optimizer's kernel alone", bare, ".2f")
+    name, allocated = "bytes allocated in a local step, after the first", measured["allocated"]
+    report.compare(name, allocated, "B", "the model", 4 * n, ",")
     for bits in map(str, BITS):
-        alone, end = measured["exchange"][bits], measured["block_end"][bits]
-        report.add(
-            f"end of a block, {bits} bit",
-            end * 1e3,
-            "ms",
-            f"the exchange alone, {alone * 1e3:.1f} ms",
-            end / alone,
-        )
+        alone, end = (measured[key][bits] * 1e3 for key in ("exchange", "block_end"))
+        report.compare(f"end of a block, {bits} bit", end, "ms", "the exchange alone", alone)
     for bits in map(str, BITS):
+        name, theory = f"bytes a rank sends in a block, {bits} bit", bytes_sent(n, int(bits), k)
         sent = measured["bytes"][bits]
-        theory = bytes_sent(n, int(bits), k)
-        ratio = sent / theory if theory else None
-        name = f"bytes a rank sends in a block, {bits} bit"
-        report.add(name, sent, "B", f"one exchange in theory, {theory:,.0f} B", ratio)
+        report.compare(name, sent, "B", "one exchange in theory", theory, ",.0f")
     for bits in map(str, BITS):
-        waiting, hidden, compute = (measured[key][bits] for key in ("waiting", "hidden", "compute"))
-        report.add(
-            f"a block's time beyond its gradients, {bits} bit, with overlap",
-            (hidden - compute) * 1e3,
-            "ms",
-            f"without overlap, {(waiting - compute) * 1e3:.1f} ms",
-            (hidden - compute) / (waiting - compute),
+        waiting, hidden, compute = (
+            measured[key][bits] * 1e3 for key in ("waiting", "hidden", "compute")
         )
+        name = f"a block's time beyond its gradients, {bits} bit, with overlap"
+        report.compare(name, hidden - compute, "ms", "without overlap", waiting - compute)
     return report
 
 
 def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
-    """What each rank runs; times are medians of the slowest rank's."""
+    """Measure on all ranks; times are medians of the slowest rank."""
     parameters = Parameters({"w": np.zeros(values, np.float32)})
     gradient = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
     kernel = MomentumSGD(lr=0.1).bind(Parameters({"w": np.zeros(values, np.float32)}))
     measured: dict[str, Any] = {
-        "optimizer": _median(comm, lambda: kernel(gradient, 1), rounds * BLOCK),
+        "optimizer": median_s(lambda: kernel(gradient, 1), rounds * BLOCK, comm, warm_up=2),
         "exchange": {},
     }
     local = _learner(comm, values, 32, block=10**6)
     local.gradient.flat[:] = gradient
     _step(local)
-    measured["local_step"] = _median(comm, lambda: _step(local), rounds * BLOCK)
+    measured["local_step"] = median_s(lambda: _step(local), rounds * BLOCK, comm, warm_up=2)
     tracemalloc.start()
     _step(local)
     before, _ = tracemalloc.get_traced_memory()
@@ -140,27 +117,27 @@ def _exchange_alone(
     vector = gradient.copy()
     if bits == 32:
         full = Exchange(parameters, comm)
-        return _median(comm, lambda: full.sum(vector), rounds)
+        return median_s(lambda: full.sum(vector), rounds, comm, warm_up=2)
     codec = codec_for(bits)
     two_stage = Exchange(parameters, comm, codec)
     residuals = two_stage.residuals(parameters)
-    return _median(comm, lambda: two_stage.sum(vector, residuals), rounds)
+    return median_s(lambda: two_stage.sum(vector, residuals), rounds, comm, warm_up=2)
 
 
 def _block_end(comm: Communicator, learner: Learner, rounds: int) -> float:
-    """Seconds of the last step of a block; takes `rounds` + 1 blocks."""
-    times = []
-    for _ in range(rounds + 1):
+    """Return the seconds of the last step of a block; takes `rounds` + 1 blocks."""
+
+    def all_but_the_last() -> None:
         for _ in range(BLOCK - 1):
             _step(learner)
-        times.append(_slowest(comm, lambda: _step(learner)))
-    return statistics.median(times[1:])
+
+    return median_s(lambda: _step(learner), rounds, comm, before=all_but_the_last)
 
 
 def _block_time(
     comm: Communicator, values: int, bits: int, overlap: int, pause: float, rounds: int
 ) -> float:
-    """Seconds of a block whose gradients take `pause` seconds each, without using a core."""
+    """Return the seconds of a block whose gradients take `pause` seconds each, without a core."""
     learner = _learner(comm, values, bits, overlap=overlap)
     learner.gradient.flat.fill(1)
 
@@ -169,19 +146,6 @@ def _block_time(
             time.sleep(pause)
             _step(learner)
 
-    seconds = _median(comm, block, rounds)
+    seconds = median_s(block, rounds, comm, warm_up=2)
     learner.finish()
     return seconds
-
-
-def _median(comm: Communicator, call: Callable[[], None], rounds: int) -> float:
-    times = [_slowest(comm, call) for _ in range(rounds + 2)]
-    return statistics.median(times[2:])
-
-
-def _slowest(comm: Communicator, call: Callable[[], None]) -> float:
-    comm.barrier()
-    begin = time.perf_counter()
-    call()
-    seconds: list[float] = comm.allgather_object(time.perf_counter() - begin)
-    return max(seconds)

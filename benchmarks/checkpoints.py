@@ -12,7 +12,6 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -29,8 +28,10 @@ from parallel_sgd import (
 )
 
 from .report import Report, positive
+from .timing import in_turn, seconds_of
 
 VECTORS = 3  #: of the model's size in a checkpoint: the model and Adam's two
+STEPS = 10  #: between two checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +52,7 @@ def _measure(folder: Path, values: int, repeats: int) -> Report:
     parameters = Parameters({"w": np.zeros(values, np.float32)})
     learner = Learner(parameters, Adam(lr=1e-4), DataParallelSGD(), Communicator.single())
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
-    random = np.random.default_rng(0)
-    learner.gradient.flat[:] = random.standard_normal(values, np.float32)
-    size = VECTORS * parameters.flat.nbytes
+    learner.gradient.flat[:] = np.random.default_rng(0).standard_normal(values, np.float32)
     data = np.concatenate([learner.gradient.flat] * VECTORS)
 
     def step() -> None:
@@ -69,87 +68,48 @@ def _measure(folder: Path, values: int, repeats: int) -> Report:
     def copy() -> None:
         checkpoints.save(learner)
 
-    def whole() -> None:
-        step()
-        begin = time.perf_counter()
-        checkpoints.save(learner, background=False)
-        saves.append(time.perf_counter() - begin)
-
-    saves: list[float] = []
     step()
     copy()  # the first one takes memory, and makes a communicator
     checkpoints.wait()
-    writes, alone, copies, meanwhile, counts, spans = [], [], [], [], [], []
+    lists: list[list[float]] = [[] for _ in range(6)]
+    writes, saves, alone, copies, meanwhile, spans = lists
+    counts: list[int] = []
     for _ in range(repeats):
-        writes.append(_timed(plain))
-        whole()
-        writes.append(_timed(plain))
-        alone += [_timed(step) for _ in range(10)]
+        writes.append(seconds_of(plain))
+        step()
+        saves.append(seconds_of(lambda: checkpoints.save(learner, background=False)))
+        writes.append(seconds_of(plain))
+        alone += in_turn({"": step}, STEPS, warm_up=0)[""]
         begin = time.perf_counter()
-        copies.append(_timed(copy))
+        copies.append(seconds_of(copy))
         during = []
         while checkpoints.writing:
-            during.append(_timed(step))
+            during.append(seconds_of(step))
         checkpoints.wait()
         spans.append(time.perf_counter() - begin)
         counts.append(len(during))
         meanwhile += during
+    loads = in_turn({"": lambda: load_checkpoint(learner, folder)}, repeats, warm_up=0)[""]
 
-    def load() -> None:
-        load_checkpoint(learner, folder)
-
-    loads = [_timed(load) for _ in range(repeats)]
-
-    megabytes = size / 1e6
-    write, save, copied, span = (min(seconds) for seconds in (writes, saves, copies, spans))
+    usual = median(alone)
+    megabytes, write = VECTORS * parameters.flat.nbytes / 1e6, min(writes)
     report = Report(f"A checkpoint of {megabytes:.0f} MB, one rank")
-    report.add(
-        "written before returning",
-        megabytes / save,
-        "MB/s",
-        f"a plain write and fsync, {megabytes / write:.0f} MB/s",
-        write / save,
-    )
-    report.add(
-        "in the background, until on the disk",
-        span,
-        "s",
-        f"a plain write and fsync, {write:.3f} s",
-        span / write,
-    )
-    report.add(
-        "training stands still",
-        copied,
-        "s",
-        f"a plain write and fsync, {write:.3f} s",
-        copied / write,
-    )
+    peer = "a plain write and fsync"
+
+    def speed(name: str, seconds: float) -> None:
+        report.compare(name, megabytes / seconds, "MB/s", peer, megabytes / write, ".0f")
+
+    speed("written before returning", min(saves))
+    report.compare("in the background, until on the disk", min(spans), "s", peer, write, ".3f")
+    report.compare("training stands still", min(copies), "s", peer, write, ".3f")
     report.add(
         "a step meanwhile",
         median(meanwhile) if meanwhile else float("nan"),
         "s",
-        f"one while nothing is written, {median(alone):.4f} s; {sum(counts)} steps",
-        median(meanwhile) / median(alone) if meanwhile else None,
+        f"one while nothing is written, {usual:.4f} s; {len(meanwhile)} steps",
+        median(meanwhile) / usual if meanwhile else None,
     )
-    lost = median(s - n * median(alone) for s, n in zip(spans, counts, strict=True))
-    report.add(
-        "training loses in all, per checkpoint",
-        lost,
-        "s",
-        f"a plain write and fsync, {write:.3f} s",
-        lost / write,
-    )
-    report.add(
-        "loading",
-        megabytes / min(loads),
-        "MB/s",
-        f"a plain write and fsync, {megabytes / write:.0f} MB/s",
-        write / min(loads),
-    )
+    cost = median(span - steps * usual for span, steps in zip(spans, counts, strict=True))
+    report.compare("training loses in all, per checkpoint", cost, "s", peer, write, ".3f")
+    speed("loading", min(loads))
     return report
-
-
-def _timed(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from parallel_sgd.kernels import cpu, memory
 from . import rans
 from .kernels import ENTROPY_BITS, KernelBench
 from .report import Report, positive
+from .timing import Call, in_turn, median_s
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +45,7 @@ def main(options: argparse.Namespace) -> Report:
         report.add(f"length, {bits:g} bit, alike", *coded.length(len(coded.message)))
     for bits in ENTROPY_BITS:
         _add_rows(report, bench, bits, options.rounds)
-    limit, _ = _seconds(options.rounds, bench.axpy, bench.axpy)
+    limit = median_s(bench.axpy, 2 * options.rounds, warm_up=0)
     report.add("axpy in place", 1e9 * limit / bench.n, "ns/value", "the kernels' limit", None)
     return report
 
@@ -78,7 +77,7 @@ class Coded:
         assert np.array_equal(again, quantized)
 
     def length(self, octets: int) -> tuple[float, str, str, float]:
-        """A row's last columns, for a message of so many bytes."""
+        """Return the last columns of a row, for a message of `octets` bytes."""
         share = np.bincount(self.symbols) / self.n
         entropy = float(-(share * np.log2(share)).sum())
         bits = 8 * octets / self.n
@@ -86,13 +85,13 @@ class Coded:
 
 
 def _add_rows(report: Report, bench: KernelBench, bits: float, rounds: int) -> None:
-    """Lengths and times of the vector with layers."""
+    """Add lengths and times of the vector with layers."""
     v, r, out = bench.layers, bench.error, bench.out
     coded, name = Coded(v, bits), f"{bits:g} bit"
     report.add(f"length, {name}", *coded.length(len(coded.message)))
     table = 4 * len(coded.values)
     report.add(f"length of rANS, {name}", *coded.length(coded.stream.nbytes + table))
-    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    calls: dict[str, tuple[Call, Call]] = {
         "encode": (
             lambda: cpu.encode_entropy(v, r, coded.room, coded.step),
             lambda: rans.encode(coded.symbols, coded.parts, coded.space),
@@ -102,31 +101,8 @@ def _add_rows(report: Report, bench: KernelBench, bits: float, rounds: int) -> N
             lambda: rans.decode(coded.stream, coded.parts, coded.values, out, True),
         ),
     }
-    for call, pair in calls.items():
-        ours, theirs = (
-            1e9 * s / bench.n for s in _seconds(rounds, *pair, before=lambda: r.fill(0))
-        )
-        report.add(
-            f"{call}, {name}",
-            ours,
-            "ns/value",
-            f"time of rANS, {theirs:.3g} ns/value",
-            ours / theirs,
-        )
-
-
-def _seconds(
-    rounds: int,
-    ours: Callable[[], object],
-    theirs: Callable[[], object],
-    before: Callable[[], object] = lambda: None,
-) -> tuple[float, float]:
-    """Medians, of calls in turn."""
-    both: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for call, taken in zip((ours, theirs), both, strict=True):
-            before()
-            begin = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - begin)
-    return statistics.median(both[0]), statistics.median(both[1])
+    for call, (our_call, their_call) in calls.items():
+        pair = {"ours": our_call, "theirs": their_call}
+        seconds = in_turn(pair, rounds, before=lambda: r.fill(0), warm_up=0)
+        ours, theirs = (1e9 * statistics.median(seconds[side]) / bench.n for side in pair)
+        report.compare(f"{call}, {name}", ours, "ns/value", "time of rANS", theirs, ".3g")

@@ -46,30 +46,20 @@ def main(options: argparse.Namespace) -> Report:
         f"{options.seeds} seeds, MLP 64-{HIDDEN}-10, {EPOCHS} epochs"
     )
     for seed, (ours, theirs) in enumerate(zip(parallel, serial, strict=True)):
-        report.add(
-            f"seed {seed}, test loss",
-            ours[0],
-            "nats",
-            f"serial SGD, {theirs[0]:.4f} (accuracy {ours[1]:.2%} and {theirs[1]:.2%})",
-            ours[0] / theirs[0],
-        )
+        reference = f"serial SGD, {theirs[0]:.4f} (accuracy {ours[1]:.2%} and {theirs[1]:.2%})"
+        report.add(f"seed {seed}, test loss", ours[0], "nats", reference, ours[0] / theirs[0])
     for i, name, unit in ((0, "mean test loss", "nats"), (1, "mean accuracy", "")):
         ours, theirs = parallel[:, i].mean(), serial[:, i].mean()
         report.add(name, ours, unit, f"serial SGD, {theirs:.4f}", ours / theirs)
     difference = compare(parallel[:, 0], serial[:, 0], options.margin)
     verdict = "equivalent" if difference.equivalent else "not shown to be equivalent"
-    report.add(
-        "mean difference in test loss",
-        difference.mean,
-        "nats",
-        f"{difference}: {verdict}",
-        difference.reach,
-    )
+    name, said = "mean difference in test loss", f"{difference}: {verdict}"
+    report.add(name, difference.mean, "nats", said, difference.reach)
     return report
 
 
 def measure(comm: Communicator, seeds: int, bits: float) -> dict[str, Any]:
-    """What each rank runs: all pairs; (test loss, accuracy) of every run."""
+    """Train all pairs on all ranks; return (test loss, accuracy) of every run."""
     algorithm = DataParallelSGD(gradient_bits=bits)
     parallel, serial = [], []
     for seed in range(seeds):

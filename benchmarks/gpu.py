@@ -17,23 +17,25 @@ import functools
 import importlib
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from parallel_sgd import Communicator, Parameters, UserError
+from parallel_sgd.communication.mpi.staging import Staged, is_done, pinned_like
 from parallel_sgd.compression import codec_for
 from parallel_sgd.compression.step_search import find_step
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.trace import NO_TRACE, Trace
 
-from .gpu_staging import stage
 from .on_ranks import on_ranks
 from .report import Report, positive
+from .timing import Call, in_turn, median_s, seconds_of
 
 BLOCK_SIZE = 1024
 RANKS = 2
@@ -42,9 +44,15 @@ COMPARED = 2**20 + 37  #: values of the vectors on which the reference, which is
 SMALL = 2**16  #: random values; the vectors that are timed repeat them
 ENTROPY_BITS = (2, 1, 0.5, 0.25, 0.1)
 LAYERS = 16
+CHECKED = 100_003  #: values of which ranks compare a sum with the same exchange in NumPy
+STEPS = 3
+TRANSPORTS = ("collective", "pipelined")  #: of one GPU; NCCL wants one for each rank
+PIECE = 1 << 18  #: values, as in an exchange
 
 Arrays = dict[str, Any]
-Call = tuple[str, str, tuple[Any, ...], float]  # row, kernel, arguments, bytes it must move a value
+KernelCall = tuple[
+    str, str, tuple[Any, ...], float
+]  # row, kernel, arguments, bytes it must move a value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,18 +119,146 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
 
 def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
     """Add rows for MPI ranks that share the GPU; first their sums are checked."""
-    timings = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
+    timings = on_ranks(RANKS, "gpu:measure_ranks", {"values": values, "rounds": rounds})
     full = timings["32 collective"]["seconds"]
     for name, parts in timings.items():
         seconds = parts.pop("seconds")
         spans = ", ".join(f"{span} {part * 1e3:.1f}" for span, part in parts.items())
-        report.add(
-            f"sum of {values} values over {RANKS} ranks sharing the GPU, {name}",
-            seconds * 1e3,
-            "ms",
-            f"32 bit collective, {full * 1e3:.1f} ms; ms of the host in {spans}",
-            seconds / full,
+        name = f"sum of {values} values over {RANKS} ranks sharing the GPU, {name}"
+        reference = f"32 bit collective, {full * 1e3:.1f} ms; ms of the host in {spans}"
+        report.add(name, seconds * 1e3, "ms", reference, seconds / full)
+
+
+def measure_ranks(comm: Communicator, values: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Compare sums on the GPU with sums on the CPU, then time them, on ranks that share the GPU.
+
+    Returns:
+        By bits and transport ("1 pipelined"): "seconds" of the slowest rank; and the seconds of
+        this rank's host in each span of one more exchange.
+    """
+    cupy: Any = importlib.import_module("cupy")
+    for transport in TRANSPORTS:
+        _compare_sums(comm, cupy, transport)
+    parameters = Parameters({"W": cupy.zeros(values, np.float32)})
+    vector = cupy.asarray(np.random.default_rng(comm.rank).standard_normal(values, np.float32))
+    exchanges = {
+        f"{bits} {transport}": Exchange(
+            parameters, comm, codec_for(bits) if bits < 32 else None, transport=transport
         )
+        for bits in (32, 1)
+        for transport in TRANSPORTS
+    }
+    residuals = exchanges["1 pipelined"].residuals(parameters)
+    total, wait = vector.copy(), cupy.cuda.Device().synchronize
+
+    def given() -> None:
+        total[...] = vector
+        wait()
+
+    def summed(exchange: Exchange) -> None:
+        exchange.sum(total, residuals)
+        wait()
+
+    calls = {name: functools.partial(summed, one) for name, one in exchanges.items()}
+    seconds = in_turn(calls, rounds, comm, before=given)
+    timings: dict[str, dict[str, float]] = {}
+    for name, call in calls.items():
+        timings[name] = defaultdict(float, seconds=statistics.median(seconds[name]))
+        given()
+        trace = comm.trace = Trace()
+        seconds_of(call, comm)
+        comm.trace = NO_TRACE
+        for event in trace.events:
+            timings[name][event.name] += event.end_s - event.begin_s
+    return timings
+
+
+def _compare_sums(comm: Communicator, cupy: Any, transport: str) -> None:
+    """Check that sums with NumPy and with CuPy agree in every bit, residuals included."""
+    host = Parameters({"W": np.zeros(CHECKED - 7, np.float32), "b": np.zeros(7, np.float32)})
+    device = Parameters({name: cupy.asarray(host[name]) for name in host})
+    random = np.random.default_rng(comm.rank)
+    for bits in (1, 2, 4, 8, 16, 32):
+        sides = [Exchange(p, comm, codec_for(bits), transport=transport) for p in (host, device)]
+        residuals = [e.residuals(p) for e, p in zip(sides, (host, device), strict=True)]
+        for _ in range(STEPS):
+            given = random.standard_normal(CHECKED).astype(np.float32)
+            sums = [given.copy(), cupy.asarray(given)]
+            for exchange, total, kept in zip(sides, sums, residuals, strict=True):
+                exchange.sum(total, kept)
+            worker = [r.worker_error for r in residuals]
+            owner = [r.owner_error["0"] for r in residuals]
+            pairs = [sums, worker, owner]
+            if any(a.tobytes() != cupy.asnumpy(b).tobytes() for a, b in pairs):
+                raise UserError(
+                    f"the {transport} sum over ranks at {bits} bits differs between GPU and CPU"
+                )
+
+
+def stage(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
+    """Add rows for copies out of a vector and into another, in GB/s each way."""
+    source = cupy.asarray(np.random.default_rng(0).standard_normal(values, np.float32))
+    target, host = cupy.zeros(values, np.float32), pinned_like(source)
+    stream = cupy.cuda.get_current_stream()
+
+    def out() -> None:
+        source.data.copy_to_host_async(host.ctypes.data, source.nbytes, stream)
+
+    def back() -> None:
+        target.data.copy_from_host_async(host.ctypes.data, target.nbytes, stream)
+
+    def blocking() -> None:
+        """As the collectives do it."""
+        source.get(stream=stream, out=host)
+        stream.synchronize()
+        target.set(host)
+
+    staged = Staged(source)
+
+    def pieces() -> None:
+        _through(cupy, staged, source, target)
+
+    rate = {
+        name: values * 4 / _waited(cupy, function, rounds) / 1e9
+        for name, function in (("out", out), ("in", back), ("one", blocking), ("all", pieces))
+    }
+    if not bool((source == target).all()):
+        raise AssertionError("staged pieces differ from what was staged")
+    limit = min(rate["out"], rate["in"])
+    reference = f"one long copy of pinned memory, the slower way, {limit:.1f} GB/s"
+    for name, way in (("out", "device to host"), ("in", "host to device")):
+        report.add(f"pinned copy, {way}", rate[name], "GB/s", reference, rate[name] / limit)
+    for name, text in (
+        ("one", "out, then in, waited for"),
+        ("all", "staged in pieces, out and in"),
+    ):
+        report.add(text, rate[name], "GB/s", reference, rate[name] / limit)
+
+
+def _through(cupy: Any, staged: Staged, source: Any, target: Any) -> None:
+    """Copy every piece out, and from the host's memory into the other vector."""
+    leaving = []
+    for first in range(0, source.size, PIECE):
+        piece = source[first : first + PIECE]
+        room, _, land = staged.begin_receive(target[first : first + PIECE])
+        leaving.append((piece, *staged.begin_send(piece), room, land))
+    for piece, host, event, room, land in leaving:
+        while not is_done(cupy, event):
+            pass
+        room[...] = host  # what MPI would do between two ranks
+        land()
+        staged.end_send(piece)
+
+
+def _waited(cupy: Any, function: Call, rounds: int) -> float:
+    """Return the median seconds of a call, with the wait for the device."""
+    wait = cupy.cuda.Device().synchronize
+
+    def call() -> None:
+        function()
+        wait()
+
+    return median_s(call, rounds, before=wait)
 
 
 def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
@@ -147,19 +283,9 @@ def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> 
         nccl.broadcast_all([(sums[0], 0)])
         if sums[0].tobytes() != sums[1].tobytes():
             raise AssertionError("NCCL's broadcast of one rank to itself changes values")
-        times = []
-        for _ in range(rounds):
-            begin = time.perf_counter()
-            nccl.all_reduce(sums[0])
-            times.append(time.perf_counter() - begin)
-        seconds = statistics.median(times)
-        report.add(
-            f"NCCL's all-reduce of {values} values, one rank, waited for, {bits} bit",
-            seconds * 1e3,
-            "ms",
-            "nothing: it shows that the calls work",
-            None,
-        )
+        seconds = median_s(functools.partial(nccl.all_reduce, sums[0]), rounds, warm_up=0)
+        name = f"NCCL's all-reduce of {values} values, one rank, waited for, {bits} bit"
+        report.add(name, seconds * 1e3, "ms", "nothing: it shows that the calls work", None)
 
 
 def _cupy() -> Any:
@@ -188,7 +314,7 @@ def _layers(n: int) -> Any:
     return (random.standard_normal(n) * scales).astype(np.float32)
 
 
-def _calls(arrays: Arrays) -> Iterator[Call]:
+def _calls(arrays: Arrays) -> Iterator[KernelCall]:
     """Every kernel with its arguments; what is decoded is what was encoded just before."""
     gradient, residual, x, m, v, payload, layers = arrays.values()
     n = len(x)
@@ -225,9 +351,7 @@ def _calls(arrays: Arrays) -> Iterator[Call]:
     yield "adam_step", "adam_step", adam, 28.0
 
 
-def _seconds(
-    cupy: Any, launch: Callable[[], None], before: Callable[[], None], repeats: int
-) -> float:
+def _seconds(cupy: Any, launch: Call, before: Call, repeats: int) -> float:
     """The median time of one launch, by events around it.
 
     `before` keeps the device busy until launch and events are queued, so that the time it takes

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,15 +27,13 @@ from parallel_sgd.compression.step_search import find_step, message_room, sample
 from parallel_sgd.kernels import Blocks, cpu, cut, memory, payload_offsets
 
 from .report import Report, positive
+from .timing import Call, seconds_of
 
 Array = npt.NDArray[Any]
+Pair = tuple[Call, Callable[[bool], object]]  #: encode, and decode with whether to add
 BLOCK = 1024
 ENTROPY_BITS = (2, 1, 0.5, 0.25, 0.1)
 LAYERS = 64
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,8 @@ class Case:
 
     name: str
     moved: float
-    call: Callable[[], None]
-    before: Callable[[], None] = _nothing
+    call: Call
+    before: Call = lambda: None
     remark: str = ""
 
 
@@ -72,8 +69,10 @@ def main(options: argparse.Namespace) -> Report:
     for _ in range(options.rounds):
         for case in bench.cases:
             case.before()
-            axpy[case.name].append(_time(bench.axpy))  # right before: others may load memory, too
-            seconds[case.name].append(_time(case.call))
+            axpy[case.name].append(
+                seconds_of(bench.axpy)
+            )  # right before: others may load memory, too
+            seconds[case.name].append(seconds_of(case.call))
     limit = 12 * n / statistics.median(one for times in axpy.values() for one in times)
     report = Report(f"kernels on one thread, {n} values, blocks of {BLOCK}")
     report.add("axpy in place", limit / 1e9, "GB/s", "itself: the limit", 1.0)
@@ -86,15 +85,11 @@ def main(options: argparse.Namespace) -> Report:
     small = BLOCK * 4096
     numpy_bench = KernelBench(min(n, small))
     for name, peer in numpy_bench.numpy_peers.items():
-        theirs = numpy_bench.n / min(_time(peer) for _ in range(3))
+        theirs = numpy_bench.n / min(seconds_of(peer) for _ in range(3))
         ours = n / statistics.median(seconds[name])
-        report.add(
-            f"{name}, against NumPy",
-            ours / 1e9,
-            "G values/s",
-            f"NumPy with masks and packbits, {theirs / 1e9:.3f} G values/s",
-            ours / theirs,
-        )
+        words = "NumPy with masks and packbits"
+        name = f"{name}, against NumPy"
+        report.compare(name, ours / 1e9, "G values/s", words, theirs / 1e9, ".3f")
     return report
 
 
@@ -124,7 +119,7 @@ class KernelBench:
         g, x, m, v = self.gradient, self.out, self.m, self.v
         lr, beta = 1e-6, 0.9
         self.cases += [
-            Case("largest magnitude", 4, lambda: _none(cpu.largest_magnitude(g))),
+            Case("largest magnitude", 4, lambda: cpu.largest_magnitude(g)),
             Case("momentum step", 20, lambda: cpu.momentum_step(x, m, g, lr, beta, 1.0, False)),
             Case("adam step", 28, lambda: cpu.adam_step(
                 x, m, v, g, 1.0, lr, beta, 0.999, 1e-8, 0.0)),
@@ -137,18 +132,14 @@ class KernelBench:
     def axpy(self) -> None:
         cpu.sgd_step(self.out, self.gradient, 1e-6)
 
-    def _add(
-        self, name: str, bits: float, encode: Callable[[], None], decode: Callable[[bool], None]
-    ) -> None:
+    def _add(self, name: str, bits: float, encode: Call, decode: Callable[[bool], object]) -> None:
         self.cases += [
             Case(f"encode {name}", 12 + bits / 8, encode),
             Case(f"decode and add {name}", 8 + bits / 8, lambda: decode(True)),
             Case(f"decode {name}", 4 + bits / 8, lambda: decode(False)),
         ]
 
-    def _quantized(
-        self, bits: int, blocks: Blocks, mean: bool = False
-    ) -> tuple[Callable[[], None], Callable[[bool], None]]:
+    def _quantized(self, bits: int, blocks: Blocks, mean: bool = False) -> Pair:
         g, r, out, p = self.gradient, self.residual, self.out, self.payload[blocks.bytes]
         if bits == 1:
             return (
@@ -173,7 +164,7 @@ class KernelBench:
             Case(
                 f"encode {bits:g} bit, entropy code",
                 12 + hit / 8,
-                lambda: _none(cpu.encode_entropy(v, r, room, step)),
+                lambda: cpu.encode_entropy(v, r, room, step),
                 before=lambda: r.fill(0),
                 remark=remark,
             ),
@@ -181,14 +172,14 @@ class KernelBench:
                 Case(
                     f"decode{' and add' if add else ''} {bits:g} bit, entropy code",
                     (8 if add else 4) + hit / 8,
-                    lambda add=add: _none(cpu.decode_entropy(sent, out, add)),  # type: ignore[misc]
+                    lambda add=add: cpu.decode_entropy(sent, out, add),  # type: ignore[misc]
                     remark=remark,
                 )
                 for add in (True, False)
             ),
         ]
 
-    def _half(self, bfloat: bool) -> tuple[Callable[[], None], Callable[[bool], None]]:
+    def _half(self, bfloat: bool) -> Pair:
         p = self.payload[: 2 * self.n]
         return (
             lambda: cpu.encode_half(self.gradient, self.residual, p, bfloat),
@@ -212,13 +203,3 @@ class KernelBench:
         low, high = self._levels
         out = self.out.reshape(-1, BLOCK)
         out += np.where(bit, high[:, None], low[:, None])
-
-
-def _time(call: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def _none(_: object) -> None:
-    """Drop a result."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,18 @@ TIMEOUT_S = 900
 
 def on_ranks(
     ranks: int,
-    module: str,
+    function: str,
     options: dict[str, Any],
     *,
     inside: Sequence[str] = (),
     run_options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Any:
-    """Call ``module.measure(comm, **options)`` on K MPI ranks; what rank 0 returns.
+    """Call a function with a communicator and options on K MPI ranks; return rank 0's result.
 
     Args:
         ranks: how many; started by `parallel-sgd run`, on this machine unless its options say more.
-        module: a module of this package, by name.
+        function: a module of this package, whose `measure` is called, or "module:function".
         options: of JSON types.
         inside: a command that starts the command which follows it.
         run_options: of `parallel-sgd run`.
@@ -43,18 +44,18 @@ def on_ranks(
         result = Path(folder, "result.json")
         command = [*inside, sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks)]
         command += run_options
-        command += ["-m", "benchmarks.on_ranks", module, json.dumps(options), str(result)]
+        command += ["-m", "benchmarks.on_ranks", function, json.dumps(options), str(result)]
         code = subprocess.run(command, env=environ, timeout=TIMEOUT_S, check=False).returncode
         if code != 0:
-            raise UserError(f"{ranks} ranks of benchmarks.{module} ended with exit code {code}")
+            raise UserError(f"{ranks} ranks of benchmarks.{function} ended with exit code {code}")
         return json.loads(result.read_text())
 
 
-def on_hosts(hosts: EmulatedHosts, module: str, options: dict[str, Any]) -> Any:
+def on_hosts(hosts: EmulatedHosts, function: str, options: dict[str, Any]) -> Any:
     """`on_ranks` with one rank on each slot of an emulated cluster."""
     return on_ranks(
         len(hosts.names) * hosts.slots,
-        module,
+        function,
         options,
         inside=hosts.inside,
         run_options=hosts.run_options,
@@ -62,11 +63,11 @@ def on_hosts(hosts: EmulatedHosts, module: str, options: dict[str, Any]) -> Any:
     )
 
 
-def _main(module: str, options: str, result: str) -> None:
-    from importlib import import_module
-
+def _main(function: str, options: str, result: str) -> None:
+    module, _, name = function.partition(":")
     comm = Communicator.world()
-    measured = import_module(f"benchmarks.{module}").measure(comm, **json.loads(options))
+    called = getattr(import_module(f"benchmarks.{module}"), name or "measure")
+    measured = called(comm, **json.loads(options))
     if comm.rank == 0:
         Path(result).write_text(json.dumps(measured))
 

@@ -12,58 +12,50 @@ import argparse
 import json
 import math
 import statistics
+from typing import Any
 
+import numpy as np
+
+from parallel_sgd import Communicator, Parameters
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line.cluster import emulated_hosts, payload_rate
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
+from parallel_sgd.exchange import ExchangeOptions
 from parallel_sgd.launcher.cores import usable_cores
 
 from .on_ranks import on_hosts
 from .report import Report, positive
+from .timing import median_s, seconds_of
 
 MEGABYTES = (1, 10, 100)
+AIM = 0.15  #: of an error
+
+SECONDS = 0.6  #: of an exchange's rounds together, about
+LEAST, MOST = 3, 40  #: rounds
+
+MESSAGES, ROUNDS = 200, 9
+LARGE = 16 << 20  #: bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--hosts",
-        type=positive,
-        nargs="+",
-        default=[2, 3, 4, 8],
-        metavar="K",
-        help="(default: 2 3 4 8)",
-    )
-    add("--rate", type=bits_per_s, default=1e9, help="of every link (default: 1gbit)")
-    add(
-        "--bits",
-        type=json.loads,
-        nargs="+",
-        choices=registered_bits(),
-        default=[32, 4, 1],
-        metavar="B",
-        help="(default: 32 4 1)",
-    )
-    add(
-        "--megabytes",
-        type=positive,
-        nargs="+",
-        default=MEGABYTES,
-        metavar="MB",
-        help="of float32 (default: 1 10 100)",
-    )
-    add(
-        "--transport",
-        choices=("auto", "collective", "pipelined"),
-        default="auto",
-        help="of the exchanges (default: auto)",
-    )
+    def add(name: str, help_text: str, **how: Any) -> None:
+        parser.add_argument(name, help=help_text, **how)
+
+    several: dict[str, Any] = {"type": positive, "nargs": "+"}
+    add("--hosts", "(default: 2 3 4 8)", default=[2, 3, 4, 8], metavar="K", **several)
+    add("--rate", "of every link (default: 1gbit)", type=bits_per_s, default=1e9)
+    bits = {"type": json.loads, "nargs": "+", "choices": registered_bits(), "metavar": "B"}
+    add("--bits", "(default: 32 4 1)", default=[32, 4, 1], **bits)
+    sizes = "of float32 (default: 1 10 100)"
+    add("--megabytes", sizes, default=MEGABYTES, metavar="MB", **several)
+    transports = ("auto", "collective", "pipelined")
+    add("--transport", "of the exchanges (default: auto)", choices=transports, default="auto")
 
 
 def main(options: argparse.Namespace) -> Report:
-    link = measured_link(options.rate)
-    speeds = measure_kernel_speeds()
+    link, speeds = measured_link(options.rate), measure_kernel_speeds()
     sizes = [mb * 250_000 for mb in options.megabytes]
     report = Report(
         f"exchanges on emulated hosts, links of {options.rate / 1e9:g} Gbit/s, measured against "
@@ -76,34 +68,90 @@ def main(options: argparse.Namespace) -> Report:
     for count in options.hosts:
         with emulated_hosts(count, options.rate) as hosts:
             asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
-            measured = on_hosts(hosts, "plan_ranks", asked)
+            measured = on_hosts(hosts, "plan", asked)
         for exchange in measured:
+            values, bits, seconds = (exchange[name] for name in ("values", "bits", "seconds"))
             predicted = exchange_s(
-                exchange["values"],
-                exchange["bits"],
-                count,
-                link,
-                speeds,
+                *(values, bits, count, link, speeds),
                 cores_per_rank=usable_cores() / count,
                 pipelined=exchange["pipelined"],
             ).total_s
-            error = predicted / exchange["seconds"] - 1
+            error = predicted / seconds - 1
             errors.append(abs(error))
-            report.add(
-                f"{count} hosts, {exchange['values'] / 250_000:g} MB, {exchange['bits']} bit",
-                exchange["seconds"] * 1e3,
-                "ms",
-                f"predicted, {predicted * 1e3:.2f} ms, error {error:+.0%}",
-                exchange["seconds"] / predicted,
-            )
-    report.add("largest error", 100 * max(errors), "%", "aim: 15 %", max(errors) / 0.15)
-    middle = statistics.median(errors)
-    report.add("median error", 100 * middle, "%", "aim: 15 %", middle / 0.15)
+            name = f"{count} hosts, {values / 250_000:g} MB, {bits} bit"
+            reference = f"predicted, {predicted * 1e3:.2f} ms, error {error:+.0%}"
+            report.add(name, seconds * 1e3, "ms", reference, seconds / predicted)
+    for name, error in (("largest", max(errors)), ("median", statistics.median(errors))):
+        report.add(f"{name} error", 100 * error, "%", f"aim: {100 * AIM:g} %", error / AIM)
     return report
 
 
+def measure(
+    comm: Communicator, sizes: list[int], bits: list[float], transport: str
+) -> list[dict[str, Any]]:
+    """Return seconds of an exchange on all ranks, by size and bits, and whether it is pipelined."""
+    return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
+
+
+def _exchange(comm: Communicator, values: int, bits: float, transport: str) -> dict[str, Any]:
+    parameters = Parameters({"W": np.zeros(values, np.float32)})
+    gradient = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
+    total = gradient.copy()
+    options = ExchangeOptions(gradient_bits=bits, transport=transport)
+    exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
+    exchange.sum(total)
+
+    def given() -> None:
+        total[:] = gradient
+
+    given()
+    estimate = seconds_of(lambda: exchange.sum(total), comm)
+    rounds = max(LEAST, min(MOST, round(SECONDS / estimate)))
+    return {
+        "values": values,
+        "bits": bits,
+        "seconds": median_s(lambda: exchange.sum(total), rounds, comm, before=given, warm_up=0),
+        "pipelined": exchange.plan.transport == "pipelined",
+    }
+
+
 def measured_link(rate: float) -> Link:
-    """What two hosts find of messages and bytes; the rate is as given."""
+    """Return a link of a given rate, with messages and bytes as two hosts measure them."""
     with emulated_hosts(2, math.inf) as hosts:
-        fields = on_hosts(hosts, "plan_link", {})
+        fields = on_hosts(hosts, "plan:measure_link", {})
     return Link(bytes_per_s=payload_rate(rate), **fields)
+
+
+def measure_link(comm: Communicator) -> dict[str, float]:
+    """Return the fields of a `Link`, measured between two ranks: medians over the rounds.
+
+    Both ranks send at once, each with a core of its own. So the time of a message or a byte is the
+    time that its sender and its receiver spend on it.
+    """
+    from mpi4py import MPI
+
+    world, peer = MPI.COMM_WORLD, 1 - comm.rank
+    few, many = np.zeros(8, np.uint8), np.zeros(LARGE, np.uint8)
+    into = [np.empty_like(few) for _ in range(MESSAGES)]
+    large = np.empty_like(many)
+
+    def ping_pong() -> None:
+        for _ in range(MESSAGES):
+            if comm.rank == 0:
+                world.Send(few, peer)
+            world.Recv(into[0], peer)
+            if comm.rank == 1:
+                world.Send(few, peer)
+
+    def messages() -> None:
+        receives = [world.Irecv(buffer, peer) for buffer in into]
+        MPI.Request.Waitall([*receives, *(world.Isend(few, peer) for _ in into)])
+
+    def both_ways() -> None:
+        world.Sendrecv(many, peer, recvbuf=large, source=peer)
+
+    return {
+        "latency_s": median_s(ping_pong, ROUNDS, comm) / (2 * MESSAGES),
+        "message_s": median_s(messages, ROUNDS, comm) / MESSAGES,
+        "core_s_per_byte": median_s(both_ways, ROUNDS, comm) / LARGE,
+    }

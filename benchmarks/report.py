@@ -48,6 +48,18 @@ class Report:
     def add(self, name: str, value: float, unit: str, reference: str, ratio: float | None) -> None:
         self.rows.append(Row(name, float(value), unit, reference, ratio and float(ratio)))
 
+    def compare(
+        self, name: str, value: float, unit: str, peer: str, reference: float, form: str = ".1f"
+    ) -> None:
+        """Add a row beside a peer, or a limit, of the same unit: the ratio is value over reference.
+
+        Args:
+            form: of the reference in the text.
+        """
+        space = "" if unit.startswith("/") else " "
+        text = f"{peer}, {reference:{form}}{space}{unit}"
+        self.add(name, value, unit, text, value / reference if reference else None)
+
     def print(self) -> None:
         """The table, for people."""
         cells = [("", "", "", "ratio", "of")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -25,57 +24,41 @@ from parallel_sgd.exchange import ExchangeOptions
 
 from ..on_ranks import on_ranks
 from ..report import Report
+from ..timing import in_turn, median_s
 
 BITS: tuple[Any, ...] = registered_bits()
 TINY = 650  #: parameters of a softmax regression on digits
 
 
 def compared(k: int, n: int, rounds: int) -> Report:
-    """The table for K ranks and n values."""
+    """Return the table for K ranks and n values."""
     measured = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
-    allreduce, tiny = measured["allreduce"], measured["tiny_allreduce"]
-    reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
+    allreduce, tiny = measured["allreduce"] * 1e3, measured["tiny_allreduce"] * 1e6
+    seconds, pipelined = measured["seconds"], measured["pipelined"]
+    for width in map(str, BITS):
+        name, peer = f"{width} bit, time", "MPI_Allreduce of float32"
+        report.compare(name, seconds[width] * 1e3, "ms", peer, allreduce)
+    for width in map(str, BITS):
+        name, peer = f"{width} bit, transport pipelined, time", "transport collective"
+        report.compare(name, pipelined[width] * 1e3, "ms", peer, seconds[width] * 1e3)
     for bits in BITS:
-        seconds = measured["seconds"][str(bits)]
-        report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
-    for bits in BITS:
-        seconds, other = measured["pipelined"][str(bits)], measured["seconds"][str(bits)]
-        reference = f"transport collective, {other * 1e3:.1f} ms"
-        name = f"{bits} bit, transport pipelined, time"
-        report.add(name, seconds * 1e3, "ms", reference, seconds / other)
-    for bits in BITS:
-        theory = bytes_sent(n, bits, k)
-        sent = measured["bytes"][str(bits)]
-        ratio = sent / theory if theory else None
-        name = f"{bits} bit, bytes sent by a rank"
-        report.add(name, sent, "B", f"theory, {theory:,.0f} B", ratio)
+        name, sent = f"{bits} bit, bytes sent by a rank", measured["bytes"][str(bits)]
+        report.compare(name, sent, "B", "theory", bytes_sent(n, bits, k), ",.0f")
     limit = 4 + 4 / k + 1
     for size, memory in measured["memory_per_parameter"].items():
-        reference = f"4 + 4/K + 1 = {limit:.2f}"
-        name = f"1 bit, extra memory for {size} parameters"
+        name, reference = f"1 bit, extra memory for {size} parameters", f"4 + 4/K + 1 = {limit:.2f}"
         report.add(name, memory, "B/parameter", reference, memory / limit)
     for bits in (32, 1):
-        step = measured["tiny_step"][str(bits)]
-        report.add(
-            f"step of {TINY} parameters, {bits} bit",
-            step * 1e6,
-            "us",
-            f"MPI_Allreduce of {4 * TINY} bytes, {tiny * 1e6:.1f} us",
-            step / tiny,
-        )
-    report.add(
-        "the same on one rank alone, 1 bit",
-        measured["alone"] * 1e6,
-        "us",
-        "our own part of a step: Python, encode, decode, update",
-        None,
-    )
+        name, step = f"step of {TINY} parameters, {bits} bit", measured["tiny_step"][str(bits)]
+        report.compare(name, step * 1e6, "us", f"MPI_Allreduce of {4 * TINY} bytes", tiny)
+    own = "our own part of a step: Python, encode, decode, update"
+    report.add("the same on one rank alone, 1 bit", measured["alone"] * 1e6, "us", own, None)
     return report
 
 
 def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
-    """What each rank runs; times are medians over the rounds of the slowest rank's time."""
+    """Measure on all ranks; times are medians over the rounds of the slowest rank."""
     from mpi4py import MPI
 
     random = np.random.default_rng(comm.rank)
@@ -97,14 +80,11 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
             calls[f"{bits}, {transport}"] = functools.partial(exchange.sum, total)
             if transport == "collective":
                 exchanges[str(bits)] = exchange
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(rounds + 1):
-        for name, call in calls.items():
-            if name != "allreduce":
-                total[:] = gradient.flat
-            seconds = _together(comm, call)
-            if i > 0:
-                times[name].append(seconds)
+
+    def given() -> None:
+        total[:] = gradient.flat
+
+    times = in_turn(calls, rounds, comm, before=given)
     medians = {name: statistics.median(t) for name, t in times.items()}
     return {
         "allreduce": medians["allreduce"],
@@ -116,17 +96,6 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
         "tiny_allreduce": _tiny_allreduce(comm),
         "alone": _tiny_step(Communicator.single(), 1),
     }
-
-
-def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> float:
-    """Seconds of a collective call on the slowest rank."""
-    comm.barrier()
-    begin = time.perf_counter()
-    for _ in range(repeat):
-        call()
-    seconds = (time.perf_counter() - begin) / repeat
-    slowest: float = max(comm.allgather_object(seconds))
-    return slowest
 
 
 def _extra_memory(size: int, comm: Communicator) -> float:
@@ -153,7 +122,7 @@ def _tiny_step(comm: Communicator, bits: int) -> float:
         learner.step(samples=1)
 
     step()
-    return statistics.median(_together(comm, step, 500) for _ in range(5))
+    return median_s(step, 5, comm, warm_up=0, repeat=500)
 
 
 def _tiny_allreduce(comm: Communicator) -> float:
@@ -165,4 +134,4 @@ def _tiny_allreduce(comm: Communicator) -> float:
         MPI.COMM_WORLD.Allreduce(send, receive)
 
     call()
-    return statistics.median(_together(comm, call, 500) for _ in range(5))
+    return median_s(call, 5, comm, warm_up=0, repeat=500)

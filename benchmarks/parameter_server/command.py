@@ -84,28 +84,20 @@ def _dense(report: Report, options: argparse.Namespace) -> None:
             1 / (1 / updates["bare"] + step_s),
         ),
     }
-    ours = {"learner.step": updates["learner, 1"], "the client's push alone": updates["client"]}
+    one = updates["learner, 1"]
+    ours = {"learner.step": one, "the client's push alone": updates["client"]}
     for name, value in ours.items():
         for peer, (words, limit) in peers.items():
-            report.add(
-                f"{name}, 32 bit, beside {peer}",
-                value,
-                "/s",
-                f"{words}, {limit:.0f}/s",
-                value / limit,
-            )
+            report.compare(f"{name}, 32 bit, beside {peer}", value, "/s", words, limit, ".0f")
     one_bit, bare = updates["learner, 1 bit"], updates["bare, 1 bit"]
-    reference = f"Send and Recv of as many bytes, {bare:.0f}/s"
-    report.add("learner.step, 1 bit", one_bit, "/s", reference, one_bit / bare)
+    words = "Send and Recv of as many bytes"
+    report.compare("learner.step, 1 bit", one_bit, "/s", words, bare, ".0f")
     for bits, theory in (("32", 4 * n), ("1", dense.pushed_bytes(n))):
         sent = measured["bytes"][bits]
-        reference = f"theory, {theory:,.0f} B"
-        report.add(f"bytes of a push, {bits} bit", sent, "B", reference, sent / theory)
+        report.compare(f"bytes of a push, {bits} bit", sent, "B", "theory", theory, ",.0f")
     for count in range(2, servers + 1):
-        value = updates[f"learner, {count}"]
-        reference = f"1 server, {updates['learner, 1']:.0f}/s"
-        ratio = value / updates["learner, 1"]
-        report.add(f"learner.step, 32 bit, {count} servers", value, "/s", reference, ratio)
+        name, value = f"learner.step, 32 bit, {count} servers", updates[f"learner, {count}"]
+        report.compare(name, value, "/s", "1 server", one, ".0f")
     for name, seconds in measured["where"].items():
         report.add(f"of a learner.step: {name}", seconds * 1e3, "ms", "1 server, 32 bit", None)
 
@@ -130,12 +122,12 @@ def _links(options: argparse.Namespace) -> Report:
             bare = measured["updates"][f"bare, {workers}, {bits}"]
             limit = links.limit(workers, pushed, 4 * n, rate)
             name = f"learner.step, {bits} bit, {who}"
-            report.add(name, value, "/s", f"Send and Recv, {bare:.3g}/s", value / bare)
+            report.compare(name, value, "/s", "Send and Recv", bare, ".3g")
             if limit == math.inf:
                 continue
-            reference = f"the links, {limit:.3g}/s"
-            report.add(f"{name}, beside the limit", value, "/s", reference, value / limit)
-            report.add(f"Send and Recv, {bits} bit, {who}", bare, "/s", reference, bare / limit)
+            beside, peer = f"{name}, beside the limit", f"Send and Recv, {bits} bit, {who}"
+            for name, updates in ((beside, value), (peer, bare)):
+                report.compare(name, updates, "/s", "the links", limit, ".3g")
         for name, seconds in measured["where"][str(workers)].items():
             report.add(f"of a learner.step: {name}, {who}", seconds * 1e3, "ms", "32 bit", None)
     return report
@@ -168,23 +160,19 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
     words = {"pull": "pulled", "push": "pushed", "both": "pulled and pushed"}
     rows = f"of {options.rows / 1e6:g} million, width {sparse.WIDTH}"
     for kind, access in (("pull", "read"), ("push", "read, changed and written")):
-        alone, memory = measured["table"][kind] / 1e6, measured["random"][kind] / 1e6
-        reference = f"rows {access} at random in one array, {memory:.1f} M/s"
-        report.add(f"rows {words[kind]} {rows}, no server", alone, "M/s", reference, alone / memory)
+        alone, memory = (measured[what][kind] / 1e6 for what in ("table", "random"))
+        name, peer = (
+            f"rows {words[kind]} {rows}, no server",
+            f"rows {access} at random in one array",
+        )
+        report.compare(name, alone, "M/s", peer, memory)
     for case, value in measured["served"].items():
         count, kind = case.split()
-        served, bare = value / 1e6, measured["bare"][case] / 1e6
-        report.add(
-            f"rows {words[kind]}, 1 server, {count} worker{'s' * (count != '1')}",
-            served,
-            "M/s",
-            f"Send and Recv of as many bytes, {bare:.1f} M/s",
-            served / bare,
-        )
-    least = 2 * sparse.ROW
-    reference = f"rows and state of Adagrad, {least} B"
-    nbytes = measured["bytes"]
-    report.add("memory of the server's table, a row", nbytes, "B", reference, nbytes / least)
+        name = f"rows {words[kind]}, 1 server, {count} worker{'s' * (count != '1')}"
+        bare, peer = measured["bare"][case] / 1e6, "Send and Recv of as many bytes"
+        report.compare(name, value / 1e6, "M/s", peer, bare)
+    name, peer = "memory of the server's table, a row", "rows and state of Adagrad"
+    report.compare(name, measured["bytes"], "B", peer, 2 * sparse.ROW, "")
 
 
 def _effort(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameter
 from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.kernels import body
 
+from ..timing import median_s
 from .bare import Exchange, bare_server, bare_worker, median_rates, quiet_barrier, rate
 
 Array = npt.NDArray[Any]
@@ -72,12 +71,7 @@ def _step(pushed: Array, model: Array) -> None:
 def _alone(values: int) -> float:
     """Seconds of `_step`, nothing beside it."""
     pushed, model = np.ones(values, np.float32), np.ones(values, np.float32)
-    times = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        _step(pushed, model)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return median_s(lambda: _step(pushed, model), 50, warm_up=0)
 
 
 def bare(

@@ -7,14 +7,11 @@ bare loop of MPI that moves the same bytes.
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +22,7 @@ from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.embedding import Embedding
 from parallel_sgd.embedding.rows import RowTable
 
+from ..timing import median_s
 from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
 
 Array = npt.NDArray[Any]
@@ -46,7 +44,7 @@ def measure(
 
     Returns:
         "random": rows a second that this memory reads and writes; "table": those of a `RowTable`
-        in the same process, and its bytes a row; "served", "bare": rows a second of all workers, by
+        in the same process; "served", "bare": rows a second of all workers, by
         their number and "pull", "push" or "both" (each row pulled and pushed), medians over the
         rounds; "bytes": of the server's table, a row.
     """
@@ -86,15 +84,9 @@ def random_batches(ids: Array, batch: int, seed: int) -> Iterator[Array]:
 
 
 def _speed(call: Callable[[Array], object], batches: Iterator[Array], rounds: int) -> float:
-    """Rows a second: the median over minibatches."""
-    times = []
-    for i in range(10 * rounds + 1):
-        ids = next(batches)
-        begin = time.perf_counter()
-        call(ids)
-        if i > 0:
-            times.append((time.perf_counter() - begin) / len(ids))
-    return 1 / statistics.median(times)
+    """Return rows a second: the median over minibatches, which are all as long."""
+    size = len(next(batches))
+    return size / median_s(lambda: call(next(batches)), 10 * rounds)
 
 
 def _random_access(touched: int, batch: int, rounds: int) -> dict[str, float]:
@@ -113,28 +105,20 @@ def _random_access(touched: int, batch: int, rounds: int) -> dict[str, float]:
 
 
 def _table(touched: int, batch: int, rounds: int) -> dict[str, float]:
-    """A table without a server."""
-    ids, gradient = all_ids(touched), np.full((batch, WIDTH), 1e-3, np.float32)
-    before, table = _resident(), RowTable(TABLE)
-    begin = time.perf_counter()
+    """Return rows a second of a table without a server."""
+    ids, gradient, table = (
+        all_ids(touched),
+        np.full((batch, WIDTH), 1e-3, np.float32),
+        RowTable(TABLE),
+    )
     for first in range(0, len(ids), batch):
         some = ids[first : first + batch]
         table.push(some, gradient[: len(some)], 1)
-    filled = len(table) / (time.perf_counter() - begin)
-    resident = (_resident() - before) / len(table)
     out, batches = np.empty_like(gradient), random_batches(ids, batch, seed=1)
     return {
-        "fill": filled,
         "pull": _speed(lambda ids: table.pull(ids, out), batches, rounds),
         "push": _speed(lambda ids: table.push(ids, gradient, 1), batches, rounds),
-        "bytes": table.nbytes / len(table),
-        "resident": resident,
     }
-
-
-def _resident() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _medians(rounds: int, case: Callable[[int, str], float]) -> dict[str, float]:

@@ -101,8 +101,8 @@ MEASURED = {
         "tiny_allreduce": 1e-5,
         "alone": 1e-5,
     },
-    "plan_link": LINK,
-    "plan_ranks": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
+    "plan:measure_link": LINK,
+    "plan": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
 }
 EFFORT = {"rounds": 7, "seconds": 0.5}
 LONGER = {"rounds": 7, "seconds": 2.0}
@@ -152,8 +152,8 @@ LONGER = {"rounds": 7, "seconds": 2.0}
             plan,
             "--hosts 2 --megabytes 1 --bits 32",
             [
-                ((2, math.inf), "plan_link", {}),
-                ((2, 1e9), "plan_ranks", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
+                ((2, math.inf), "plan:measure_link", {}),
+                ((2, 1e9), "plan", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
             ],
             {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
         ),
