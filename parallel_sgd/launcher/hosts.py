@@ -123,8 +123,8 @@ class Hostfile:
                 )
             raise UserError(
                 f"{place}: hostfile option needs a file that {dialect}'s mpiexec can read as it "
-                "stands (lines of its dialect alone, Unix line ends, no byte order mark, each host "
-                f"once, no comment behind a host for MPICH): {host.option!r}"
+                "stands (lines of its dialect alone, Unix line ends, no byte order mark, each "
+                f"host once, no comment after a host for MPICH): {host.option!r}"
             )
         entries = [f"{name}:{slots}" for name, slots in self._slots(1).items()]
         return ["--host" if dialect == OPEN_MPI else "-hosts", ",".join(entries)]

@@ -161,7 +161,7 @@ def _wait_until_ended(
             supervisor.check()
             why = supervisor.reason_to_end()
             if why is not None:
-                write_stderr(f"parallel-sgd: error: {why}; ending it")
+                write_stderr(f"parallel-sgd: error: {why}; ending the job")
                 _end_mpiexec(job, signal.SIGTERM)
                 return JobEnd(int(not supervisor.all_finished))
         if len(signals.notices) > forwarded:
@@ -180,7 +180,7 @@ def _wait_until_ended(
 def _signal_text(number: int) -> str:
     """Return a signal's name; for SIGPIPE with its cause."""
     name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
-    return f"{name}: nobody reads what it prints" if number == signal.SIGPIPE else name
+    return f"{name}: nobody reads its output" if number == signal.SIGPIPE else name
 
 
 def _forward_notice(

@@ -117,22 +117,23 @@ def parse(argv: Sequence[str]) -> Request:
     size = ranks or launched or 1
     if args.servers is not None and args.servers >= size:
         raise UserError(
-            f"servers={args.servers} must be less than the number of ranks, {size}: "
-            "the others train"
+            f"servers={args.servers} must be less than the number of ranks, {size}: the remaining "
+            "ranks train"
         )
     _check_spares(args, size)
     if args.min_ranks is not None and not args.restarts:
         raise UserError(f"min_ranks={args.min_ranks} has no effect without --restarts")
     if args.min_ranks is not None and args.hostfile is None:
         raise UserError(
-            f"min_ranks={args.min_ranks} has no effect without --hostfile: its hosts are left out"
+            f"min_ranks={args.min_ranks} has no effect without --hostfile: only its hosts can be "
+            "skipped"
         )
     least, most = (args.servers or 0) + (args.spares or 0) + 1, size
     if args.min_ranks is not None and not least <= args.min_ranks <= most:
         raise UserError(f"min_ranks={args.min_ranks} must be from {least} to {most}, that of -n")
     signals = args.preempt_on or [number.name for number in preempt_on()]
     if args.requeue and not signals:
-        raise UserError("requeue=True needs --preempt-on: at which signal the job is to leave")
+        raise UserError("requeue=True needs --preempt-on, the signal that asks the job to leave")
     for name in ("hostfile", "log_dir", "mpiexec"):
         if (path := getattr(args, name)) is not None:
             setattr(args, name, path_given(name, path))
@@ -163,11 +164,11 @@ def _missing_ranks_text(command: Sequence[str]) -> str:
         (i for i, word in enumerate(command[1:], 1) if re.fullmatch(_RANKS_OPTION, word)), None
     )
     if position is None:
-        return "-n must be given: how many ranks to start"
+        return "-n must be given: the number of ranks to start"
     words = command[position : position + 1 + (command[position] in ("-n", "-np"))]
     rest = shlex.join([*command[:position], *command[position + len(words) :]])
     return (
-        f"{shlex.join(words)} must stand before the script, which gets what is behind it: "
+        f"{shlex.join(words)} must come before the script, which gets all later arguments: "
         f"parallel-sgd run {shlex.join(words)} {rest}"
     )
 
@@ -176,10 +177,11 @@ def _check_spares(args: argparse.Namespace, size: int) -> None:
     if args.spares is None:
         return
     if not args.survive:
-        raise UserError(f"spares={args.spares} needs --survive: they take the place of dead ranks")
+        raise UserError(f"spares={args.spares} needs --survive: spares replace failed ranks")
     if args.spares + (args.servers or 0) >= size:
         raise UserError(
-            f"spares={args.spares} must be less than the number of ranks, {size}: the others train"
+            f"spares={args.spares} must be less than the number of ranks, {size}: the remaining "
+            "ranks train"
         )
 
 
@@ -188,72 +190,71 @@ def _parser() -> argparse.ArgumentParser:
         prog="parallel-sgd run",
         usage="parallel-sgd run -n N [option ...] (script.py | -m module) [argument ...]",
         description="Start a Python script on N ranks with the mpiexec that fits mpi4py, and print "
-        "the command. An error on one rank ends the job. The exit code is 0 only where the program "
-        "has come to its end on all ranks (those that are left, with --survive), else the job's or "
-        "1; 2 where it could not be started, 75 where it has left as --preempt-on says, 124 where "
-        "it outran --timeout-s, 128 + the number of a signal that has ended it. Started by srun or "
-        "mpiexec, without -n: be one of their ranks, and run the script.",
+        "the command. An error on one rank ends the job. The exit code is 0 only if all ranks "
+        "have finished the program (with --survive: all remaining ranks), else the job's own or "
+        "1; 2 if the job could not be started, 75 if it has left as --preempt-on says, 124 if it "
+        "exceeded --timeout-s, 128 + the number of the signal that ended this command. Started by "
+        "srun or mpiexec, without -n: be one of their ranks, and run the script.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add_ranks(add, "how many ranks to start; in a batch job, if not given: as many as it is for")
+    add_ranks(add, "the number of ranks to start (default in a batch job: its number of tasks)")
     add(
         "--hostfile",
         "-hostfile",
         "-f",
         metavar="FILE",
-        help="hosts, one a line: `host slots=4` or `host:4`; either dialect with either MPI",
+        help="file of hosts, one a line: `host slots=4` or `host:4`; either form works",
     )
     add(
         "--servers",
         type=partial(rank_count, least=0),
         metavar="N",
-        help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
-        "every rank serves a part beside training",
+        help="the last N ranks are parameter servers, for algorithms with servers; 0: every rank "
+        "serves a part of the model beside training",
     )
     add(
         "--survive",
         action="store_true",
-        help="a rank that is killed does not end the job: the others go back by some steps, deal "
-        "out its data among themselves, and train on. It is complete where those that are left "
-        "come to the end of the program, and their training sessions to it. Needs Open MPI 5",
+        help="a failed rank does not end the job: the remaining ranks go back a few steps, share "
+        "the data of the failed rank, and train on. The job is complete if all remaining ranks "
+        "finish the program and their training sessions. Needs Open MPI 5",
     )
     add(
         "--spares",
         type=partial(rank_count, least=1),
         metavar="N",
-        help="with --survive: the last N of the ranks wait in reserve, and take the places of "
-        "those that are killed",
+        help="with --survive: the last N ranks are on standby, and replace failed ranks",
     )
     add(
         "--restarts",
         type=partial(rank_count, least=0),
         default=0,
         metavar="N",
-        help="start the job again, N times at most, where ranks were killed, have crashed, or were "
-        "silent (not where the program has failed by an error): a training session with "
-        "checkpoints goes on from the newest that is whole",
+        help="restart the job, at most N times, if ranks were killed, crashed or stopped "
+        "responding (not after an error of the program): a training session with checkpoints "
+        "resumes from the newest complete checkpoint",
     )
     add(
         "--min-ranks",
         type=rank_count,
         metavar="N",
-        help="with --restarts: leave out hosts of the hostfile that do not answer any more, and "
-        "start as many ranks as the others have slots for, at least N (default: as many as -n)",
+        help="with --restarts: skip hosts of the hostfile that no longer answer, and start a rank "
+        "for each slot of the remaining hosts, at least N ranks (default: as many as -n)",
     )
     add(
         "--preempt-on",
         type=_signals,
         metavar="SIGNAL",
-        help="at SIGUSR1, SIGUSR2 or SIGTERM (or several, with commas) to this command or to any "
-        "rank, training sessions with checkpoints save all state, and the job ends with exit code "
-        "75",
+        help="SIGUSR1, SIGUSR2 or SIGTERM, or several with commas: at this signal to this command "
+        "or any rank, training sessions with checkpoints save all state, and the job ends with "
+        "exit code 75",
     )
     add(
         "--requeue",
         action="store_true",
-        help="with --preempt-on: then have Slurm start the batch job again (scontrol requeue), "
-        "which goes on from there",
+        help="with --preempt-on: afterwards have Slurm start the batch job again (scontrol "
+        "requeue), to resume from the saved state",
     )
     add(
         "--gpus-per-rank",
@@ -265,27 +266,27 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--interface",
         metavar="IFACE",
-        help="the network by which ranks, MPI, gloo and NCCL talk to other hosts: an interface's "
-        "name, or where it is not the same on all hosts its network, such as 10.0.0.0/24",
+        help="the network of ranks, MPI, gloo and NCCL to other hosts: an interface's name, or, if "
+        "the name differs between hosts, its network, such as 10.0.0.0/24",
     )
     add(
         "--log-dir",
         metavar="FOLDER",
-        help="what rank k prints goes to rank-k.out and rank-k.err there, behind what they hold; "
-        "on the terminal are rank 0 and all errors",
+        help="append the output of rank k to rank-k.out and rank-k.err in this folder; the "
+        "terminal shows rank 0 and all errors",
     )
     add("--timeout-s", type=seconds, metavar="S", help="end the job after S seconds")
     add(
         "--wait-timeout-s",
         type=seconds,
         metavar="S",
-        help="end the job where a rank has waited for others for more than S seconds, unless its "
-        "program says another time (default: 600)",
+        help="end the job if a rank has waited for other ranks for more than S seconds, unless its "
+        "program sets another limit (default: 600)",
     )
     add(
         "--mpiexec",
         metavar="PATH",
-        help="take this mpiexec; else the first that fits, beside python or in PATH",
+        help="use this mpiexec (default: the first that fits, beside python or in PATH)",
     )
     add(
         "--mpiexec-options",

@@ -100,26 +100,28 @@ def outcome(job: JobStatus, *, survive: bool) -> Outcome:
     if survive and job.any_ended(Status.FINISHED) and not job.any_ended(Status.FAILED, Status.LOST):
         if not job.has_unfinished_session:
             return Outcome(Ending.COMPLETE)
-        no_model = "nobody has finished its training session: no final model is saved"
-        return Outcome(Ending.LOST, f"{job.killed or 'ranks are lost'}, and {no_model}")
+        no_model = "no rank has finished its training session: no final model is saved"
+        return Outcome(Ending.LOST, f"{job.killed or 'ranks have failed'}, and {no_model}")
     if job.killed is not None and not survive:
         return Outcome(Ending.LOST, job.killed)
     if lost := job.ended_with(Status.LOST):
         ranks = ", ".join(map(str, lost))
-        return Outcome(Ending.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
+        return Outcome(
+            Ending.LOST, f"a rank was unresponsive or has failed, as seen by rank {ranks}"
+        )
     if job.any_ended(Status.FAILED):
         return Outcome(Ending.FAILED)
     succeeded = code == 0 and job.all_reported
     if not survive and job.end_statuses and (succeeded or len(job.end_statuses) == job.ranks):
         return Outcome(Ending.COMPLETE)
     if job.lost_folder is not None:
-        gone = f"the folder {job.lost_folder!r} is gone, by which ranks say how they end"
+        gone = f"the folder {job.lost_folder!r}, in which ranks report how they end, was removed"
         if code == 0:
             return Outcome(Ending.COMPLETE, gone, reported=False)
         return Outcome(Ending.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
     if code == 0 and not survive and not job.signed_on:
         return Outcome(Ending.COMPLETE, reported=False)
     if code == 0 and survive and not job.end_statuses:
-        return Outcome(Ending.LOST, "no rank has come to the end of the program")
-    why = f"mpiexec has ended (exit code {code}), and the ranks have not said why"
+        return Outcome(Ending.LOST, "no rank has finished the program")
+    why = f"mpiexec has ended (exit code {code}), and the ranks have not reported why"
     return Outcome(Ending.LOST, job.killed or why)

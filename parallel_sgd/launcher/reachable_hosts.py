@@ -85,11 +85,11 @@ class Hosts:
         message = f"parallel-sgd: no answer from {', '.join(unreachable)}: "
         if ranks < least:
             write_stderr(
-                f"{message}there is room for {ranks} ranks, and at least {least} are wanted "
+                f"{message}there is room for {ranks} ranks, and at least {least} are required "
                 "(--min-ranks)"
             )
             return None
-        write_stderr(f"{message}going on with {ranks} ranks on the other hosts")
+        write_stderr(f"{message}going on with {ranks} ranks on the remaining hosts")
         return replace(request, ranks=ranks, hostfile=remaining)
 
     def _is_reachable(self, name: str) -> bool:

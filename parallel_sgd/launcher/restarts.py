@@ -44,7 +44,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 #: Likely causes of the signals that end a rank.
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGBUS: "shared memory may be full (df /dev/shm; in a container: --shm-size)",
-    signal.SIGTERM: "somebody has ended that rank, or mpiexec, which ends all ranks by it",
+    signal.SIGTERM: "somebody has ended the rank, or mpiexec, which then ends all ranks",
 }
 
 #: Options of Open MPI's and MPICH's mpiexec that send the ranks' output to files.
@@ -53,8 +53,8 @@ _OUTPUT_OPTIONS = ("--output", "errfile-pattern")
 #: Open MPI's mpiexec exits with 1 if it is ended itself. If the kernel kills a rank for its memory,
 #: the exit code is that of SIGKILL.
 _EXIT_CODE_1_HINT = (
-    "Exit code 1: so it was not killed for its memory; it has called os._exit or MPI_Abort, or "
-    "somebody has ended it, or mpiexec, which then ends all ranks"
+    "Exit code 1: the rank was not killed for its memory. It has called os._exit or MPI_Abort, or "
+    "somebody has ended the rank, or mpiexec, which then ends all ranks"
 )
 
 #: Exit code of MPICH's mpiexec for an error of its own, such as output that cannot be written.
@@ -63,7 +63,7 @@ _MPICH_OWN_FAILURE = 255
 #: The same for Open MPI's mpiexec, such as a pipe without a reader: it ignores SIGPIPE.
 _OPEN_MPI_OWN_FAILURE = 1
 
-_NO_READER = "mpiexec has ended the job: nobody reads what it prints"
+_NO_READER = "mpiexec has ended the job: nobody reads its output"
 
 TOO_FEW_HOSTS = "too few hosts answer"
 
@@ -145,7 +145,7 @@ class Restarts:
                 pause = min(FIRST_PAUSE_S * 2 ** min(self._restart_waits, 10), LONGEST_PAUSE_S)
                 self._restart_waits += 1
                 if self._starts_failed:
-                    what = f"nothing was trained on, so the job is started anew in {pause:g} s"
+                    what = f"nothing was trained yet, so the job starts again in {pause:g} s"
                 else:
                     self._restarts_done += 1
                     what = f"restart {self._restarts_done} of {self._request.restarts} "
@@ -211,13 +211,13 @@ class Restarts:
         if not outcome.reported:
             why = outcome.why or f"do all hosts share {str(Path.cwd())!r}?"
             write_stderr(
-                f"parallel-sgd: no rank could say whether it is complete ({why}): that is "
-                "mpiexec's word alone"
+                f"parallel-sgd: no rank could report whether the job is complete ({why}): only "
+                "mpiexec's exit code says so"
             )
         elif code != 0 and not self._request.survive:  # failed ranks are expected, and reported
             write_stderr(
-                "parallel-sgd: complete: all ranks have come to the end of the program; only after "
-                f"that has something ended mpiexec with exit code {code}"
+                "parallel-sgd: complete: all ranks have finished the program; mpiexec has ended "
+                f"with exit code {code} only after that"
             )
 
     def _should_restart(self, attempt: Attempt) -> bool:
@@ -233,7 +233,8 @@ class Restarts:
             write_stderr(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
         if attempt.outcome.end is Ending.FAILED and self._request.restarts:
             write_stderr(
-                "parallel-sgd: the program has failed by itself, and would do so again: no restart"
+                "parallel-sgd: the program has failed with an error, and would fail again: no "
+                "restart"
             )
         may = not attempt.stopped and not attempt.asked_to_leave
         return lost and may and (self._request.restarts > 0 or at_start)
@@ -244,8 +245,8 @@ class Restarts:
         Requeue the job if requested.
         """
         write_stderr(
-            "parallel-sgd: asked to leave: the job was lost before it had saved its state; the "
-            "newest checkpoint is what it can go on from"
+            "parallel-sgd: asked to leave: the job has failed before it had saved its state; it "
+            "can resume from its newest checkpoint"
         )
         if self._request.requeue:
             requeue()
@@ -268,9 +269,7 @@ class Restarts:
         at_start = attempt is not None and attempt.outcome.at_start
         self._starts_failed = self._starts_failed + 1 if at_start else 0
         if at_start:
-            in_a_row = (
-                f"{MAX_FRUITLESS} times in a row before anything was trained on: no further start"
-            )
+            in_a_row = f"{MAX_FRUITLESS} times in a row before any training: no further start"
             return in_a_row if self._starts_failed >= MAX_FRUITLESS else None
         if attempt is not None:  # None: nothing was started
             fruitless = not new and attempt.seconds < FRUITLESS_S
@@ -280,15 +279,15 @@ class Restarts:
             return f"all {self._request.restarts} restarts are used up"
         if self._fruitless >= MAX_FRUITLESS:
             return (
-                f"the last {MAX_FRUITLESS} starts were over within {FRUITLESS_S:g} s each, "
-                "without a new checkpoint: no further restart"
+                f"the last {MAX_FRUITLESS} starts ended within {FRUITLESS_S:g} s each, without a "
+                "new checkpoint: no further restart"
             )
         return None
 
     def _resume_point(self) -> str:
         """Describe the checkpoint from which a restart goes on, if known to this process."""
         if self._newest_checkpoint is None:
-            return "where this command has begun: it has written no checkpoint"
+            return "the state in which this command began: it has written no checkpoint"
         return f"checkpoint {self._newest_checkpoint!r}"
 
     def _wait_before_restart(self, seconds: float, signals: Signals) -> None:
@@ -331,7 +330,7 @@ def stdout_problem() -> str | None:
         why = os.strerror(errno.ENOSPC) if full else None
     except OSError as error:
         why = error.strerror if error.errno in DISK_FULL else None
-    return why and f"standard output takes nothing ({why}): what ranks print there is lost"
+    return why and f"standard output cannot be written ({why}): the output of the ranks is lost"
 
 
 def stdout_has_no_reader() -> bool:

@@ -203,7 +203,7 @@ def _require_fault_tolerant_mpi(mpiexec: Mpiexec) -> None:
         mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
         raise UserError(
             f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
-            "with the first rank that dies (--restarts N starts it again)"
+            "when a rank fails (--restarts N restarts the job)"
         )
 
 

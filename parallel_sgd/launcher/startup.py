@@ -101,4 +101,4 @@ class StartupMonitor:
 
     def _set_failure(self, rank: str) -> None:
         if self.failure is None and not self.has_started:
-            self.failure = f"{rank} was gone without a word before the ranks had made a learner"
+            self.failure = f"{rank} ended without a report before the ranks had made a learner"

@@ -263,7 +263,7 @@ class Supervisor:
         if self._killed_rank is None:
             return None
         return (
-            f"rank {self._killed_rank} (pid {self._pid(self._killed_rank)}) was gone without a word"
+            f"rank {self._killed_rank} (pid {self._pid(self._killed_rank)}) ended without a report"
         )
 
     @property
@@ -324,9 +324,8 @@ class Supervisor:
         if not silent:
             return None
         return (
-            f"rank {silent[0]} (pid {self._pid(silent[0])}) was gone first, without a "
-            "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
-            "MPI_Abort"
+            f"rank {silent[0]} (pid {self._pid(silent[0])}) ended first, without a report: it was "
+            "killed (for its memory, say), has crashed, or has called os._exit or MPI_Abort"
         )
 
     def _exit_before_sign_on_line(self, silent: Sequence[int]) -> str | None:
@@ -338,7 +337,7 @@ class Supervisor:
         if not self._local or not self._pipes or not self._reports.folder_exists:
             return None
         names = in_words([rank for rank in self._pipes.values() if not self._pid(rank)])
-        also = f", and {in_words(silent)} without a word" if silent else ""
+        also = f", and {in_words(silent)} without a report" if silent else ""
         return (
             f"{names} ended before signing on{also}: one of them was killed (for its memory, say), "
             "has crashed, or could not be started"

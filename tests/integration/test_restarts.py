@@ -92,9 +92,9 @@ def test_a_silent_rank_is_a_reason_and_an_error_of_the_program_is_none(folder: P
     code, output = finished("run", "-n", "3", "--restarts", "5", "stopped.py")
     assert code == 1, output
     assert "waited more than timeout_s=3 s" in output
-    assert "a rank was silent or dead" in output and "restart 1 of 5 in 1 s" in output
+    assert "a rank was unresponsive or has failed" in output and "restart 1 of 5 in 1 s" in output
     assert "lr=-1.0 must be more than 0" in output and "restart 2" not in output
-    assert "the program has failed by itself" in output
+    assert "the program has failed with an error" in output
 
 
 SESSION = """

@@ -94,7 +94,7 @@ def test_a_job_of_which_a_rank_dies_before_training_is_started_anew(folder: Path
     )
     assert code == 0, output
     assert Path("first").exists() and Path("second").exists()
-    gone = "was gone without a word before the ranks had made a learner: nothing was trained on"
+    gone = "ended without a report before the ranks had made a learner: nothing was trained yet"
     assert output.count(gone) == 2 and f"rank 1 {gone}" in output
     whole, again = (Path(run, "model.npz").read_bytes() for run in ("whole", "again"))
     assert whole == again

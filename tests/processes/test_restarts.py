@@ -167,8 +167,8 @@ def test_what_has_ended_mpiexec_is_said_and_no_rank_is_blamed(play, capsys, how)
         sum(bool(re.search(rf"^parallel-sgd: {why}.*: restart 1 of 1", line)) for line in lines)
         == 1
     )
-    assert not any("without a word" in line for line in lines)
-    assert any("nobody reads what it prints" in line for line in lines) == (how == signal.SIGPIPE)
+    assert not any("without a report" in line for line in lines)
+    assert any("nobody reads its output" in line for line in lines) == (how == signal.SIGPIPE)
     assert play({**GONE, "signal": how}, restarts=0)[0] == 128 + how
 
 
@@ -192,7 +192,8 @@ def test_no_rank_is_blamed_where_nothing_can_be_printed(play, capsys, step, code
     """MPICH's mpiexec ends the job then, and Open MPI's says nothing."""
     with stdout_of(os.open("/dev/full", os.O_WRONLY)):
         assert play(step, restarts=0)[0] == code
-    why = "standard output takes nothing (No space left on device): what ranks print there is lost"
+    why = "standard output cannot be written (No space left on device)"
+    why += ": the output of the ranks is lost"
     assert capsys.readouterr().err.splitlines()[1:] == [f"parallel-sgd: {label}{why}"]
 
 
@@ -205,8 +206,8 @@ def test_no_rank_is_blamed_where_nobody_reads_what_open_mpi_prints(play, capsys,
     with stdout_of(writes):
         assert play({"gone": 0, "code": 1}, restarts=0)[0] == 1
     said = capsys.readouterr().err
-    assert ("rank 0" in said and "without a word" in said) == is_read
-    assert ("error: mpiexec has ended the job: nobody reads what it prints" in said) != is_read
+    assert ("rank 0" in said and "without a report" in said) == is_read
+    assert ("error: mpiexec has ended the job: nobody reads its output" in said) != is_read
     if is_read:
         os.close(reads)
 
@@ -233,8 +234,8 @@ def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play
     code, starts = play(GONE, GONE, KILLED, GONE, WELL, survive=True, restarts=1)
     assert (code, [number for _, _, number in starts]) == (0, [0, 0, 0, 1, 1])
     said = capsys.readouterr().err
-    gone = "rank 1 (pid 9999999) was gone without a word before the ranks had made a learner"
-    assert said.count(f"{gone}: nothing was trained on, so the job is started anew in") == 3
+    gone = "rank 1 (pid 9999999) ended without a report before the ranks had made a learner"
+    assert said.count(f"{gone}: nothing was trained yet, so the job starts again in") == 3
     assert said.count("restart 1 of 1") == 1
 
 
@@ -242,14 +243,14 @@ def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play
 def test_nor_is_it_started_anew_for_ever(play, capsys, survive):
     code, starts = play(GONE, survive=survive, restarts=0)
     assert (code, len(starts)) == (137, 3 if survive else 1)
-    why = "3 times in a row before anything was trained on: no further start"
+    why = "3 times in a row before any training: no further start"
     assert (why in capsys.readouterr().err) == survive
 
 
 def test_starts_in_vain_end_early(play, capsys):
     code, starts = play(KILLED, saved("1"), KILLED, saved("1"), KILLED, WELL, restarts=9)
     assert (code, len(starts)) == (137, 5)
-    assert "the last 3 starts were over within 60 s each" in capsys.readouterr().err
+    assert "the last 3 starts ended within 60 s each" in capsys.readouterr().err
 
 
 def test_the_whole_job_has_one_time_limit(play):
@@ -295,7 +296,7 @@ def test_a_lost_job_that_was_asked_to_leave_is_requeued(play, monkeypatch, capsy
         code, starts = play(*steps, restarts=9, preempt_on="SIGUSR2", requeue=True)
     assert (code, len(starts)) == (75, 1)
     assert Path("asked").read_text() == "requeue 5\n"
-    assert "lost before it had saved its state" in capsys.readouterr().err
+    assert "failed before it had saved its state" in capsys.readouterr().err
 
 
 def test_a_job_of_which_a_rank_was_asked_to_leave_is_not_started_again(play, capsys):
@@ -303,7 +304,7 @@ def test_a_job_of_which_a_rank_was_asked_to_leave_is_not_started_again(play, cap
     asked = {"code": 137, "files": {"1.asked": ""}}
     code, starts = play(asked, WELL, preempt_on="SIGUSR2")
     assert (code, len(starts)) == (75, 1)
-    assert "lost before it had saved its state" in capsys.readouterr().err
+    assert "failed before it had saved its state" in capsys.readouterr().err
 
 
 class Nowhere:
@@ -371,7 +372,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path, capsys):
         assert command[1:5] == ("-n", "4", option, "n0:2,n2:2")
     assert "no answer from n1: going on with 4 ranks" in capsys.readouterr().err
     assert hosts_of(tmp_path, three, least=5) is None
-    assert "room for 4 ranks, and at least 5 are wanted" in capsys.readouterr().err
+    assert "room for 4 ranks, and at least 5 are required" in capsys.readouterr().err
     assert hosts_of(tmp_path, three, least=None) is None
     spare = hosts_of(tmp_path, three, least=None, ranks=4)
     assert spare is not None and spare.ranks == 4

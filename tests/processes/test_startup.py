@@ -61,7 +61,7 @@ def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
     tell(tmp_path, Status.TRAINS, 2)  # in reserve
     start.record_exits(gone, {}, NOW)
     rank, process = next(iter(gone.items()))
-    assert start.failure.startswith(f"rank {rank} ({process}) was gone without a word")
+    assert start.failure.startswith(f"rank {rank} ({process}) ended without a report")
     tell(tmp_path, Status.TRAINS, 1)
     start.record_exits({0: "pid 16"}, {}, NOW)
     assert f"rank {rank} " in start.failure
@@ -103,7 +103,7 @@ def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_
     for now, lost in ((10.0, False), (11.0, False), (14.0, False), (15.0, True)):
         start.check(now, {})
         assert (start.failure is not None) == lost
-    assert start.failure.startswith("rank 2 was gone")
+    assert start.failure.startswith("rank 2 ended")
 
 
 def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
@@ -112,7 +112,7 @@ def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
     start.check(0.0, {1: Status.FINISHED})
     assert start.failure is None
     start.check(1.0, {})
-    assert start.failure.startswith("rank 1 (on another host) was gone")
+    assert start.failure.startswith("rank 1 (on another host) ended")
 
 
 #: A rank that finds no launcher on its host.

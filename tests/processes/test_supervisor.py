@@ -85,7 +85,7 @@ def test_the_first_one_that_is_gone_is_named(ranks, looks):
             supervisor.check()
         kill(ranks, 0, 1, 3)
         said = supervisor.silent_exit_line()
-    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
+    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) ended first")
 
 
 @pytest.mark.parametrize("why", [Status.FINISHED, Status.FAILED, Status.LOST])
@@ -190,7 +190,7 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
         assert told("ends") == ""
         judged = outcome(supervisor.job_status(code), survive=False)
         assert (judged.end, judged.reported) == (end, code != 0)
-        assert f"the folder '{supervisor.environ[FOLDER]}' is gone" in judged.why
+        assert f"the folder '{supervisor.environ[FOLDER]}', in which ranks report how they end, was removed" in judged.why
         assert supervisor.silent_exit_line() is None
 
 
@@ -223,7 +223,7 @@ def test_who_is_gone_before_it_has_signed_on(ranks, silent):
         sign_on(supervisor, ranks[:2])
         kill(ranks, *range(silent), 3)
         said = supervisor.silent_exit_line()
-    also = ", and rank 0 without a word" if silent else ""
+    also = ", and rank 0 without a report" if silent else ""
     assert said.startswith(f"ranks 2, 3 ended before signing on{also}: one of them was killed")
 
 

@@ -194,7 +194,7 @@ def test_the_users_own_way_to_survive_wins(own: tuple[str, ...], added: list[str
 def test_survival_needs_open_mpi_5(mpiexec: Mpiexec, shown: str) -> None:
     with pytest.raises(UserError, match=f"^--survive needs Open MPI 5 or later: {shown}") as told:
         planned(mpiexec, survive=True)
-    assert "--restarts N starts it again" in str(told.value)
+    assert "--restarts N restarts the job" in str(told.value)
     assert "--with-ft" in options(planned(Mpiexec("/o/mpiexec", "Open MPI", None), survive=True))
 
 
@@ -249,9 +249,9 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
     ("line", "wrong"),
     [
         ("run train.py", "-n must be given"),
-        ("run train.py -n 4 --lr 1", "-n 4 must stand before .*: .* run -n 4 train.py --lr 1$"),
-        ("run train.py --lr 1 -np=4", "-np=4 must stand before the script.*-np=4 train.py --lr 1$"),
-        ("run -m pytest -n4", "-n4 must stand before .*: parallel-sgd run -n4 -m pytest$"),
+        ("run train.py -n 4 --lr 1", "-n 4 must come before .*: .* run -n 4 train.py --lr 1$"),
+        ("run train.py --lr 1 -np=4", "-np=4 must come before the script.*-np=4 train.py --lr 1$"),
+        ("run -m pytest -n4", "-n4 must come before .*: parallel-sgd run -n4 -m pytest$"),
         ("run -n 0 train.py", "-n.*from 1 to 1048576: '0'"),
         ("run -n 2147483648 train.py", "-n.*from 1 to 1048576: '2147483648'"),
         ("run -n four train.py", "-n.*whole number.*'four'"),
