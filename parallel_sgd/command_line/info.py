@@ -64,26 +64,35 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="parallel-sgd info",
         description="Show MPI, mpiexec and whether they fit, cores and ranks, GPUs, and versions. "
-        "Under mpiexec, rank 0 shows it.",
+        "Under mpiexec only rank 0 prints.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     group = parser.add_argument_group(
-        "placement", "how a model's parameters are shared among parameter servers"
+        "placement", "the placement of a model's parameters on parameter servers"
     )
     add = group.add_argument
-    add("--servers", type=int, metavar="N", help="show it for N servers")
-    add("--model", metavar="FILE.npz", help="of this model: model.npz of a run's folder")
+    add("--servers", type=int, metavar="N", help="show the placement on N servers")
+    add(
+        "--model",
+        metavar="FILE.npz",
+        help="place the parameters in this file: model.npz of a run's folder",
+    )
     add(
         "--shapes",
         action="extend",
         nargs="+",
         metavar="NAME=SHAPE",
-        help="of parameters like these: W1=784x128 b1=128",
+        help="place parameters of these shapes: W1=784x128 b1=128",
     )
     rules = ", ".join(DISPATCH)
     add("--placement", metavar="RULE", help=f"{rules} (default: {next(iter(DISPATCH))})")
-    add("--min-block", type=int, metavar="N", help="at least N values to a slice (default: 8192)")
-    add("--whole-parameters", action="store_true", default=None, help="cut none into slices")
+    add("--min-block", type=int, metavar="N", help="at least N values in a slice (default: 8192)")
+    add(
+        "--whole-parameters",
+        action="store_true",
+        default=None,
+        help="do not cut parameters into slices",
+    )
     add_link_options(parser)
     return parser
 
@@ -148,7 +157,7 @@ def _mpiexec(vendor: str | None) -> dict[str, Any]:
         except UserError as error:
             return {"path": path, "error": str(error)}
     if not mpiexecs:
-        return {"error": "there is none beside python or in PATH"}
+        return {"error": "no mpiexec is beside python or in PATH"}
     fits = [m for m in mpiexecs if vendor and same_mpi_family(m.vendor or "", vendor)]
     chosen = (fits or mpiexecs)[0]
     facts: dict[str, Any] = {
@@ -212,7 +221,7 @@ def _placement(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.servers is None:
         for name in options:
             if getattr(args, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} needs --servers: how many there are")
+                raise UserError(f"--{name.replace('_', '-')} needs --servers, their number")
         return None
     if (args.model is None) == (args.shapes is None):
         raise UserError(

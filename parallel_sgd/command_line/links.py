@@ -34,18 +34,21 @@ DEFAULT_RANKS = 2  #: ranks to start if no number is given
 
 def add_link_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "links", "how fast ranks exchange, and what transport and gradient bits auto would be"
+        "links",
+        "the speed of exchanges between ranks, and the transport and gradient bits chosen by auto",
     )
     add = group.add_argument
     add(
         "--links",
         action="store_true",
-        help="measure it: on the ranks that mpiexec has started, or on some that are started now",
+        help="measure on the ranks started by mpiexec, or else on ranks started now",
     )
     add_ranks(
-        add, f"start so many (default: {DEFAULT_RANKS}, or one for each slot of the hostfile)"
+        add,
+        f"the number of ranks to start (default: {DEFAULT_RANKS}, or one for each slot of the "
+        "hostfile)",
     )
-    add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
+    add("--hostfile", metavar="FILE", help="file of hosts, as for `parallel-sgd run`")
 
 
 def require_link_options(args: argparse.Namespace) -> None:
@@ -56,8 +59,8 @@ def require_link_options(args: argparse.Namespace) -> None:
             raise UserError(f"{flag} {value} needs --links")
         if value is not None and launched is not None:
             raise UserError(
-                f"{flag} {value} must not be given where {launcher_name()} has started the ranks, "
-                f"{launched}, which are measured"
+                f"{flag} {value} must not be given if {launcher_name()} has started the ranks: its "
+                f"{launched} ranks are measured"
             )
     if args.links and (launched == 1 or args.ranks == 1):
         raise UserError("--links needs 2 ranks or more, but there is 1")
@@ -86,7 +89,7 @@ def measure_links(args: argparse.Namespace) -> dict[str, Any]:
     lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
     if job.returncode != 0 or not lines:
         raise UserError(
-            f"--links: {ranks} ranks ended with exit code {job.returncode}; what they said is above"
+            f"--links: {ranks} ranks ended with exit code {job.returncode}; their errors are above"
         )
     measured: dict[str, Any] = json.loads(lines[-1])
     return measured
@@ -145,7 +148,7 @@ def link_lines(measured: dict[str, Any]) -> dict[str, str]:
     }
     for exchange in measured["exchanges"]:
         among = ", ranks of a host first among themselves" if exchange["hierarchical"] else ""
-        tried = f"not tried, as it should take longer than {MAX_SECONDS:g} s"
+        tried = f"not tried, as the prediction is more than {MAX_SECONDS:g} s"
         if exchange["seconds"]:
             tried = ", ".join(f"{name} {_ms(s)}" for name, s in exchange["seconds"].items())
         predicted = [f"{bits} bit {_ms(s)}" for bits, s in exchange["predicted_s"].items()]

@@ -18,11 +18,11 @@ from ..version import __version__
 COMMANDS = {
     "run": ("..launcher.run", "start a Python script on N ranks, with the mpiexec that fits"),
     "train": (".train", "train a model on data, on one rank or many"),
-    "predict": (".predict", "what a run's model says of data, as CSV"),
-    "simulate": (".simulate", "the same on N ranks that are threads of one process, without MPI"),
-    "plan": (".plan", "price every algorithm for a model on a cluster, and recommend one"),
-    "cluster": (".cluster.command", "run a command on hosts that this machine emulates (root)"),
-    "doctor": (".doctor.command", "check a cluster, and say what to do about what is wrong"),
+    "predict": (".predict", "write the predictions of a run's model, as CSV"),
+    "simulate": (".simulate", "train on N ranks that are threads of one process, without MPI"),
+    "plan": (".plan", "estimate the cost of every algorithm on a cluster, and recommend one"),
+    "cluster": (".cluster.command", "run a command on emulated hosts (root)"),
+    "doctor": (".doctor.command", "check a cluster, and say how to mend its problems"),
     "info": (".info", "show MPI, mpiexec, cores and GPUs"),
 }
 
@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="parallel-sgd COMMAND [argument ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Parallel stochastic gradient descent: data-parallel training over MPI.",
-        epilog=f"commands:\n{commands}\n\n`parallel-sgd COMMAND --help` says more.",
+        epilog=f"commands:\n{commands}\n\n`parallel-sgd COMMAND --help` shows the options of a "
+        "command.",
     )
     parser.add_argument("--version", action="version", version=f"parallel-sgd {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)

@@ -71,33 +71,39 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="parallel-sgd plan",
-        description="Price every algorithm for a model on a cluster, and recommend one. The model "
-        "of costs is in docs/planning.md; kernels are timed on this machine.",
+        description="Estimate the cost of every algorithm for a model on a cluster, and recommend "
+        "one. docs/planning.md explains the cost model; kernels are timed on this machine.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--nodes", type=count, required=True, metavar="N", help="machines")
+    add("--nodes", type=count, required=True, metavar="N", help="number of machines")
     add(
         "--bandwidth",
         type=bits_per_s,
         required=True,
         metavar="RATE",
-        help="of every node's link, each direction: 10gbit, 100mbit, unlimited",
+        help="rate of every node's link, in each direction: 10gbit, 100mbit, unlimited",
     )
     add(
         "--latency",
         type=seconds,
         required=True,
         metavar="TIME",
-        help="of a small message, one way: 30us, 1ms",
+        help="time of a small message, one way: 30us, 1ms",
     )
-    add("--parameters", type=count, required=True, metavar="N", help="of the model: 60M")
+    add(
+        "--parameters",
+        type=count,
+        required=True,
+        metavar="N",
+        help="number of parameters of the model: 60M",
+    )
     add(
         "--step-time",
         type=seconds,
         required=True,
         metavar="TIME",
-        help="of one rank alone for its part of a minibatch: 0.2, 50ms",
+        help="time of one rank alone for its part of a minibatch: 0.2, 50ms",
     )
     add("--ranks-per-node", type=count, default=1, metavar="N", help="(default: 1)")
     add(
@@ -108,7 +114,7 @@ def _parser() -> Parser:
         help="samples of each rank in a step (default: 64)",
     )
     add("--optimizer", choices=OPTIMIZERS, default="momentum", help="(default: momentum)")
-    add("--json", metavar="FILE", help="write it all as JSON, for 1 to 1,024 nodes")
+    add("--json", metavar="FILE", help="write the whole plan as JSON, for 1 to 1,024 nodes")
     add("--figure", metavar="FILE", help="draw the efficiency on 1 to 1,024 nodes (PNG, SVG, PDF)")
     return parser
 
@@ -244,7 +250,7 @@ def _require_writable_place(flag: str, path: str) -> None:
     """Raise a UserError if a file cannot be in this place. Called before anything is measured."""
     place = os.path.abspath(checked_path(flag, path, "file"))
     if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
-        raise UserError(f"{flag}={path} must be a file in a folder that is there")
+        raise UserError(f"{flag}={path} must be a file in a folder that exists")
 
 
 def _figure_format(path: str) -> str:

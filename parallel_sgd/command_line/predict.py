@@ -89,13 +89,13 @@ def _run(args: argparse.Namespace) -> _Run:
     for name in (OPTIONS, CONFIG, MODEL):
         if not (folder / name).is_file():
             raise UserError(
-                f"run={shown(args.run)} must be the folder of a run of train.py that has come to "
-                f"its end: it has no {name}"
+                f"run={shown(args.run)} must be the folder of a finished run of train.py: it has "
+                f"no {name}"
             )
     try:
         facts = parsed(content_of(OPTIONS, folder / OPTIONS))
         if not isinstance(facts, dict) or "outputs" not in facts:
-            raise UserError("it lacks 'outputs', which earlier versions have not written")
+            raise UserError("it lacks 'outputs', not written by earlier versions")
         name = choice("task", facts.get("task"), TASKS)
         outputs = integer("outputs", facts["outputs"], 1)
         names, columns = (_texts(facts, key) for key in ("class_names", "x_columns"))
@@ -277,28 +277,34 @@ def _on_host(array: Any) -> Any:
 def _parser() -> Parser:
     parser = Parser(
         prog="parallel-sgd predict",
-        description="Write what the model of a run says of data: one line of CSV for each sample, "
-        "in their order. Where the data have targets, its loss and its score are told, too: on "
-        "standard error, or on standard output where the predictions go to a file.",
+        description="Write the predictions of a run's model as CSV: one line for each sample, in "
+        "the order of the samples. If the data have targets, also print the loss and the score: "
+        "on standard error, or on standard output if the predictions go to a file.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="the folder of a run of train.py that has come to its end")
+    add("run", metavar="RUN", help="the folder of a finished run of train.py")
     add(
-        "data", metavar="DATA", help=f"a file or folder, or {', '.join(BUNDLED)}: what --data takes"
+        "data",
+        metavar="DATA",
+        help=f"a file or folder, or {', '.join(BUNDLED)}, as for --data of train.py",
     )
     add("--output", metavar="FILE", help="write to this file, whole or not at all")
-    add("--probabilities", action="store_true", help="also those of each class or label")
-    add("--no-targets", action="store_true", help="the data have none: only predict")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
+    add(
+        "--probabilities",
+        action="store_true",
+        help="also write the probability of each class or label",
+    )
+    add("--no-targets", action="store_true", help="the data have no targets: only predict")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="the device to compute on")
     group = parser.add_argument_group(
         "data",
-        "how to read DATA, as for train.py; the run's own options where its data had the same kind "
-        "of name",
+        "how to read DATA, as for train.py (default: the options of the run, if its data had the "
+        "same kind of name)",
     )
     add = group.add_argument
-    add("--labels", metavar="FILE", help="the labels, where DATA is a .npy or IDX file")
-    add("--format", choices=(*FORMATS,), help="of DATA, where its name does not tell")
+    add("--labels", metavar="FILE", help="the labels, if DATA is a .npy or IDX file")
+    add("--format", choices=(*FORMATS,), help="the format of DATA, if its name does not show it")
     add("--reader", nargs="+", metavar="NAME=VALUE", help="options of the format's reader")
     add("--x", nargs="+", metavar="COLUMN", help="columns of a table that the model takes")
     add("--y", nargs="+", metavar="COLUMN", help="columns of a table that are the targets")

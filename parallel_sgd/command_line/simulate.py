@@ -57,5 +57,5 @@ def _parser() -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    add_ranks(parser.add_argument, "how many ranks", required=True)
+    add_ranks(parser.add_argument, "the number of ranks", required=True)
     return parser

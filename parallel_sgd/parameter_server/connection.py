@@ -168,7 +168,7 @@ class Connection:
         """
         if self.group.serves:
             raise UserError(
-                f"rank {self.group.world.rank} is a server: all it can do is learner.finish(), "
+                f"rank {self.group.world.rank} is a server and can only call learner.finish(), "
                 "which serves"
             )
         if self._client is None:

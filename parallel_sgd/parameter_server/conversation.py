@@ -76,7 +76,7 @@ class Conversation:
             raise SharedError(self._problem)
         if self.left:
             raise UserError(
-                "the servers have left with learner.finish(): save, load, evaluate and ask for "
+                "the servers have ended with learner.finish(): save, load, evaluate and ask for "
                 "rows before it"
             )
         try:
@@ -120,7 +120,7 @@ class Conversation:
         for ask, message in zip(asks, messages, strict=True):
             rank = self._ranks[ask.server]
             if isinstance(message, Malformed):
-                text = f"the server on rank {rank} has sent what is no answer: {message}"
+                text = f"the server on rank {rank} has sent a malformed answer: {message}"
                 answers.append(Answer(Message(kind=Kind.REFUSED), from_text(text)))
                 continue
             separate = not sound or ask.into is None
@@ -138,7 +138,7 @@ class Conversation:
             self._endpoint.finish(transfers, "messages to and from servers")
         except OtherLength:
             self._finish(transfers)
-            raise UserError("a server's answer is not as long as it has announced") from None
+            raise UserError("a server's answer differs in length from its announcement") from None
 
     def _counts(self, ask: Ask) -> bool:
         """True if the request belongs to training, and its bytes leave this rank."""

@@ -59,7 +59,7 @@ def _require_form(tables: ServedTables, message: Message) -> Table:
     if message.body != required:
         raise Malformed(
             f"body={message.body} of {message.kind.name} with {message.count} ids of table "
-            f"{options.name!r} must be {required}: has the worker another width?"
+            f"{options.name!r} must be {required}: does the worker have another width?"
         )
     return options
 

@@ -149,7 +149,7 @@ class ReplayedOrder(Order):
         if self._next == len(self._order):
             print(
                 f"parallel_sgd: server {self._server} has replayed all {self._next} recorded "
-                "requests: from here on workers are answered as they come",
+                "requests: from now on requests are answered in their order of arrival",
                 file=sys.stderr,
                 flush=True,
             )

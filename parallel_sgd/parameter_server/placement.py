@@ -240,14 +240,15 @@ class PlacementOptions(Options):
     placement: str | Dispatch = option(
         "round-robin",
         NameOrFunction(*DISPATCH),
-        "which server gets a slice of the model, by turns or by a hash of its name; in Python also "
-        "a function of its name, its number, and the number of servers",
+        "the rule that gives each slice of the model to a server: by turns or by a hash of the "
+        "slice's name; in Python also a function of its name, its number, and the number of "
+        "servers",
     )
     slice_parameters: bool = option(
-        True, Choice(True, False), "whether parameters are cut into slices, and not kept whole"
+        True, Choice(True, False), "cut parameters into slices, instead of keeping each whole"
     )
     min_block: int = option(
-        8192, Whole(1), "a parameter is cut into no more slices than it has so many values"
+        8192, Whole(1), "a parameter is cut into at most one slice for each this many values"
     )
 
     def __post_init__(self) -> None:

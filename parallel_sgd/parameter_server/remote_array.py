@@ -109,8 +109,8 @@ class RemoteArray:
             return np.arange(self.options.rows), shape
         if len(shape) == 1:
             raise UserError(
-                f"rows of table {name!r} must be left out: it has one dimension, {shape}, and is "
-                f"read and changed as a whole (with shape={(*shape, 1)} each value is a row)"
+                f"rows of table {name!r} must be omitted: the table has one dimension, {shape}, "
+                f"and is read and changed as a whole (with shape={(*shape, 1)} each value is a row)"
             )
         numbers = np.asarray(rows)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):

@@ -122,5 +122,7 @@ class Requests:
             return request.transfer is None or request.transfer.done()
         except OtherLength:
             announced = request.message.body
-            request.problem = Malformed(f"body={announced} of this message is not what has come")
+            request.problem = Malformed(
+                f"body={announced} of this message is not the length received"
+            )
             return True

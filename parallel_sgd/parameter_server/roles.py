@@ -17,10 +17,10 @@ Role = Literal["auto", "worker", "server"]
 ROLES: tuple[Role, ...] = ("auto", "worker", "server")
 
 GIL = (
-    "servers=0: a thread of every rank serves a part of the model. Python lets one thread of a "
-    "process run at a time, so a computation that holds its lock (pure Python, and not NumPy's "
-    "large operations) slows down the others' pushes, to a twentieth in the worst case; servers "
-    "on ranks of their own do not have that"
+    "servers=0: a thread of every rank serves a part of the model. Python runs one thread of a "
+    "process at a time, so computation in pure Python (unlike NumPy's large operations) slows down "
+    "the pushes of other ranks, to a twentieth in the worst case; servers on ranks of their own "
+    "avoid this"
 )
 
 
@@ -116,14 +116,14 @@ class ParameterServers(Options, Roles):
     servers: int | None = option(
         None,
         Whole(),
-        "how many ranks serve, the last ones; 0: all, each in a thread beside its training. If not "
-        "given: as `parallel-sgd run --servers` says, or one",
+        "number of ranks that serve, the last ranks; 0: every rank serves in a thread beside its "
+        "training. If not given: as `parallel-sgd run --servers` says, or 1",
     )
     role: Role = option(
         "auto",
         Choice(*ROLES),
-        "worker or server for this rank, where each is started apart (mpiexec -n 1 ... --role "
-        "server : -n 4 ... --role worker); auto: as PARALLEL_SGD_ROLE (or TRAINING_ROLE=TRAINER, "
+        "worker or server for this rank, if each is started apart (mpiexec -n 1 ... --role server "
+        ": -n 4 ... --role worker); auto: as PARALLEL_SGD_ROLE (or TRAINING_ROLE=TRAINER, "
         "PSERVER) in its environment says, else by servers",
         compare=False,
     )
@@ -176,8 +176,7 @@ class ParameterServers(Options, Roles):
         if "auto" in roles:
             rank = roles.index("auto")
             raise SharedError(
-                f"role='auto' on rank {rank}: where some ranks say whether they are a worker or a "
-                "server, all must"
+                f"role='auto' on rank {rank}: if some ranks are given a role, all ranks must be"
             )
         by_role = {role: [k for k, asked in enumerate(roles) if asked == role] for role in ROLES}
         workers, serving = by_role["worker"], by_role["server"]
@@ -203,7 +202,5 @@ class ParameterServers(Options, Roles):
         workers = [rank for rank, only_served in enumerate(served) if only_served is False]
         servers = [rank for rank, only_served in enumerate(served) if only_served is not False]
         if not workers:
-            raise SharedPeerFailure(
-                "all ranks that have trained are lost, and only servers are left"
-            )
+            raise SharedPeerFailure("all workers have failed, and only servers remain")
         return workers, servers or workers

@@ -28,22 +28,22 @@ class Rules(BitsOptions):
     gradient_bits: float | str | Mapping[int, float] = option(
         32,
         BySamples(GradientBits(), words=(AUTO,)),
-        "bits a value of pushes, or such from so many samples on, as the worker counts them; what "
-        "is pulled has full precision; auto: the bits that are fastest by a measurement of links "
-        "and kernels before training, more bits where they cost no more than 5 % of the time",
+        "bits a value of pushes, or bits by the worker's sample count; pulls have full precision; "
+        "auto: the fastest bits by a measurement of links and kernels before training, or more "
+        "bits if these cost at most 5 % of the time",
     )
     mode: Mode = option(
         "async",
         Choice(*MODES),
         "async: a push is applied and answered at once; bounded: applied at once, and answered "
-        "when its worker is at most staleness pushes ahead of the slowest; sync: one push of every "
-        "worker is merged with the others', applied as one, and answered; geo: as async, for "
-        "model updates that are averaged",
+        "when its worker is at most staleness pushes ahead of the slowest; sync: one push of "
+        "every worker is merged into a single push, applied, and answered; geo: as async, for "
+        "model updates to be averaged",
     )
     staleness: int = option(
         4,
         Whole(),
-        "how many pushes a worker may be ahead of the slowest, with mode bounded",
+        "number of pushes by which a worker may be ahead of the slowest, with mode bounded",
     )
     currency: PushType | None = option(
         None,
@@ -54,22 +54,22 @@ class Rules(BitsOptions):
     merge: Merge | None = option(
         None,
         Choice(*MERGES),
-        "sum: every push counts in full, so that K workers go K times as far with as many samples: "
-        "lower the learning rate; mean: the pushes of K workers count for one (in mode sync "
-        "weighted by samples, elsewhere by 1/K each). If not given mean in the modes sync and geo, "
-        "and else sum",
+        "sum: every push counts in full, so K workers go K times as far for the same samples: "
+        "lower the learning rate; mean: the pushes of K workers count as one (in mode sync "
+        "weighted by samples, else by 1/K each). If not given mean in the modes sync and geo, "
+        "else sum",
     )
     pipeline: bool = option(
         False,
         Choice(False, True),
-        "push and pull in the background while the next period is computed; what is pulled is one "
+        "push and pull in the background while the next period is computed; pulled values are one "
         "period older",
     )
     delay_compensation: float = option(
         0.0,
         Real(),
-        "the factor of DC-ASGD: a gradient g of a model x_then that is x by now counts as "
-        "g + factor * g^2 (x - x_then); for gradients that are applied one by one; 0: none",
+        "the factor of DC-ASGD: a gradient g of a model x_then that is x by now counts as g + "
+        "factor * g^2 (x - x_then); for gradients applied one by one; 0: none",
     )
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class ServedState:
         """
         vectors, counters = saved["vectors"], saved["counters"]
         if counters is None:
-            raise UserError("a state of after learner.finish() lacks what servers held")
+            raise UserError("a state from after learner.finish() lacks the content of servers")
         columns = SERVER_COUNTERS + COUNTERS_PER_WORKER * workers
         if counters.dtype != np.int64 or counters.ndim != 2 or counters.shape[1] != columns:
             raise UserError(f"has algorithm.served.counters that are no int64 [servers, {columns}]")
@@ -156,7 +156,7 @@ class ServedState:
             UserError: the state has not been collected.
         """
         if self.counters is None:
-            raise UserError("a state of after learner.finish() lacks what servers held")
+            raise UserError("a state from after learner.finish() lacks the content of servers")
         counters = self.counters
         if len(counters) != client.servers:
             counters = np.tile(counters[:1], (client.servers, 1))

@@ -185,7 +185,7 @@ class Server:
             required_bytes = f"{most}" if fewest == most else f"at most {most}"
             raise Malformed(f"body={message.body} of this push must be {required_bytes}")
         if worker not in model.live:
-            raise Malformed("a worker that has left cannot push")
+            raise Malformed("a worker that has finished cannot push")
         if message.count:
             model.skip(worker)
             self._give_model(request)
@@ -346,11 +346,13 @@ class Server:
             if self._endpoint.continues_without(rank):
                 heard[worker] = now
                 continue
-            self._endpoint.show_stacks(rank, f"has not heard of rank {rank} for {timeout_s:g} s")
+            self._endpoint.show_stacks(
+                rank, f"has received nothing from rank {rank} for {timeout_s:g} s"
+            )
             raise PeerFailure(
-                f"a server has not heard of the worker on rank {rank} for "
-                f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
-                "is busy with something else; ending the job"
+                f"a server has received nothing from the worker on rank {rank} for "
+                f"timeout_s={timeout_s:g} s: the worker has stopped, has ended without "
+                "learner.finish(), or is busy with something else; ending the job"
             )
 
     def _require_presence(self, now: float) -> None:
@@ -360,8 +362,8 @@ class Server:
             rank = self._ranks[worker]
             if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:
                 raise UserError(
-                    f"the worker on rank {rank} has left (its program has ended) without "
-                    "learner.finish(); ending the job"
+                    f"the program of the worker on rank {rank} has ended without learner.finish(); "
+                    "ending the job"
                 )
 
     def _require_turn(self, turn: int | None) -> None:
@@ -370,9 +372,9 @@ class Server:
             return
         timeout_s = self._endpoint.timeout_s
         if turn in self._held:
-            why = "waits for the others itself"
+            why = "waits for other workers itself"
         elif time.monotonic() - self._handled_s > timeout_s:
-            why = f"has asked for nothing for timeout_s={timeout_s:g} s, while others wait"
+            why = f"has asked for nothing for timeout_s={timeout_s:g} s, while other workers wait"
         else:
             return
         raise UserError(

@@ -68,6 +68,6 @@ def deadlock(
         f"{in_words(those)} wait{'s' * (len(those) == 1)} {what}" for what, those in waiting.items()
     )
     return (
-        f"training cannot go on, since workers wait for each other: {states}; every worker must "
-        "take as many steps as the others, and meet, save and finish where they do"
+        f"deadlock: workers wait for each other: {states}; all workers must take the same number "
+        "of steps, and meet, save and finish at the same points"
     )

@@ -189,9 +189,9 @@ def test_a_server_that_is_killed_is_replaced_by_those_left_where_mpi_allows(fold
 def test_a_worker_that_is_silent_ends_the_job(folder: Path) -> None:
     code, output = lose(folder, "SIGSTOP", 2)
     assert code != 0
-    assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output
+    assert "a server has received nothing from the worker on rank 1 for timeout_s=2 s" in output
     assert re.search(r"rank 1 \(pid \d+\) is stopped, by a signal or a debugger", output)
-    assert "rank 3 has not heard of rank 1 for 2 s; this rank is here:" in output
+    assert "rank 3 has received nothing from rank 1 for 2 s; this rank is here:" in output
 
 
 @pytest.mark.any_mpi
@@ -200,7 +200,7 @@ def test_a_worker_that_leaves_is_found_by_the_servers_beside_the_others(folder: 
     began = time.monotonic()
     code, output = lose(folder, "exit", 600, "--servers", "0")
     assert code == 1 and time.monotonic() - began < 30 * patience(), output
-    said = "the worker on rank 1 has left (its program has ended) without learner.finish()"
+    said = "the program of the worker on rank 1 has ended without learner.finish()"
     assert said in output or "for rank 1, which has left" in output
 
 

@@ -56,7 +56,7 @@ def test_a_worker_that_leaves_its_servers_ends_the_job(folder: Path) -> None:
     options = ["-n", "3", "--survive", "--wait-timeout-s", "2"]
     code, output = finished("run", *options, "leaves.py")
     assert code not in (0, 124), output
-    assert "has not heard of the worker on rank 1 for timeout_s=2 s" in output
+    assert "has received nothing from the worker on rank 1 for timeout_s=2 s" in output
 
 
 #: Imported by every Python as it starts: of the ranks with a launcher's folder one kills itself,

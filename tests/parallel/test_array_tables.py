@@ -174,7 +174,9 @@ def test_what_is_not_possible_is_refused_and_nothing_changes(comm):
         for delta in (ones.astype(float), ones[:, :3], [[1.0]]):
             with pytest.raises(UserError, match=r"^delta for table 'matrix' must be .* \[2, 4\]:"):
                 matrix.add(delta, [0, 1])
-        with pytest.raises(UserError, match=r"^rows of table 'long' must be left out: it has one"):
+        with pytest.raises(
+            UserError, match=r"^rows of table 'long' must be omitted: the table has one"
+        ):
             long.get([3])
         with pytest.raises(UserError, match=r"^rows of table 'matrix' to set must all be differ"):
             matrix.set(ones, [1, 1])

@@ -44,7 +44,7 @@ def test_as_many_servers_as_ranks(comm):
 @pytest.mark.parametrize(
     ("roles", "servers", "message"),
     [
-        (["worker", "auto", "server"], None, r"role='auto' on rank 1: where some ranks say .* all"),
+        (["worker", "auto", "server"], None, r"role='auto' on rank 1: if some ranks are .* all"),
         (
             ["worker", "worker", "worker"],
             None,
@@ -369,7 +369,7 @@ def test_an_answer_that_is_not_as_long_as_announced(on_ranks, monkeypatch):
         learner = learner_of(comm, asynchronous(), SGD(lr=0.2))
         if not learner.serves:
             client = learner.state.client
-            with pytest.raises(UserError, match=r"^a server's answer is not as long as it has ann"):
+            with pytest.raises(UserError, match=r"^a server's answer differs in length from"):
                 client.ask_all(Kind.PULL_STATE)
             client.pull(out=learner.parameters.flat)
         learner.finish()

@@ -180,6 +180,6 @@ def test_a_shorter_run_ends_with_a_reason(tmp_path, name):
     """Those that wait for their turn must not keep each other waiting for ever."""
     play = partial(run, folder=str(tmp_path), name=name, seed=0)
     simulate(4, partial(play, replays=False, lead_s=0.5))  # or all might be just as far
-    message = r"^replay: the recorded order has the worker on rank \d next, which waits for the ot"
+    message = r"^replay: the recorded order has the worker on rank \d next, which waits for other w"
     with pytest.raises(UserError, match=message):  # at once
         simulate(4, partial(play, replays=True, steps=5), timeout_s=60)

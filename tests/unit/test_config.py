@@ -125,7 +125,10 @@ def test_values_as_toml_has_them(tmp_path):
         ("epochs = ", "is not well-formed TOML: "),
         ("epochs = 1\nepochs = 2", "is not well-formed TOML: "),
         ("\udcff", "is not well-formed TOML: "),
-        ("minibatch-size = 4\nminibatch_size = 8", "'minibatch-size' and 'minibatch_size' are one"),
+        (
+            "minibatch-size = 4\nminibatch_size = 8",
+            "'minibatch-size' and 'minibatch_size' are the same",
+        ),
         (f"epochs = {'1' * 5000}", ": a number in it must have fewer digits"),
         (f"epochs = 0x{'f' * 5000}", "epochs must be a number of fewer digits"),
         (f"[{'a.' * 100_000}a]", "has more than 10000 dots"),
@@ -184,7 +187,7 @@ def test_a_run_that_goes_on_has_its_own_options_where_nothing_else_is_said(tmp_p
     other.write_text("hidden = [5]\n")
     options, algorithm, _ = read([str(other), "--resume", run])  # a file that is given is the file
     assert options.hidden == [5] and type(algorithm).__name__ == "DataParallelSGD"
-    with pytest.raises(UserError, match=r"the same run.*: leave --output out"):
+    with pytest.raises(UserError, match=r"the same run.*: omit --output"):
         read(["--resume", run, "--output", f"{run}/../run"])
     options, algorithm, _ = read(["--resume", run, "--output", str(tmp_path / "new")])
     assert options.hidden == [7] and type(algorithm).__name__ == "DiLoCo"

@@ -167,7 +167,7 @@ def test_train_py_takes_columns_by_name(written):
     assert found.sources.startswith("regression, to train on: Subset(8 samples of CSVTable(")
     options, _, _ = read(["--data", str(path), "--x", "a", "--y", "b", "c"])
     assert read_data(options).train.read(np.arange(3))[1].shape == (3, 2)
-    with pytest.raises(UserError, match="reader='y=c': --y says that already"):
+    with pytest.raises(UserError, match="reader='y=c': --y gives the same already"):
         read(["--data", str(path), "--y", "b", "--reader", "y=c"])
     with pytest.raises(UserError, match=r"x=\['a'\]: digits has x of its own"):
         read(["--x", "a"])

@@ -85,7 +85,7 @@ def test_a_sound_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             "64 MB free of 64, for 4 ranks"),
         (checks.names, one_is(addresses=()), "warning", "does not resolve its own name: b"),
         (checks.names, one_is(addresses=("127.0.1.1",)), "warning", "127.0.1.1 on b"),
-        (checks.congestion, one_is(congestion_control="bbr"), "warning", "b: TCP goes by BBR"),
+        (checks.congestion, one_is(congestion_control="bbr"), "warning", "b: TCP uses BBR"),
         (checks.limits, one_is(open_files=128), "warning", "b: a process may open 128 files"),
         (checks.limits, one_is(rdma=True), "warning", "b: a process may lock 0.1 MB"),
         (speed.hosts, one_is(axpy=10e9), "warning", "b is slow: memory 10.0 GB/s, .* 20.0"),
@@ -113,7 +113,7 @@ def test_several_networks() -> None:
     docker = (("eth0", "10.0.0.0/24"), ("docker0", "172.17.0.0/16"))
     (found,) = checks.networks(one_is(networks=docker), None)
     assert found.level == "warning" and "b: several networks (eth0 10.0.0.0/24, doc" in found.says
-    assert found.advice == "say which: --interface 10.0.0.0/24"
+    assert found.advice == "choose one: --interface 10.0.0.0/24"
     assert checks.networks(one_is(networks=docker), "eth0")[0].level == "ok"
     assert checks.networks([replace(SOUND, networks=docker)], None)[0].level == "ok"
 
@@ -148,8 +148,8 @@ def test_mpi_and_mpiexec(mpiexecs: list[Mpiexec], first: str | None, level: str,
         ("abc", {"ab": 60, "cb": 60}, {"b receives slowly: 60 MB/s": "warning"}),
         ("abc", {"ab": 20, "cb": 20, "ba": 20, "bc": 20},
             {"b sends slowly: 20 MB/s": "problem", "b receives slowly: 20 MB/s": "problem"}),
-        ("abcd", {"ab": 20}, {"from a to b it is 20 MB/s, and 100 could be": "problem"}),
-        ("ab", {"ba": 50}, {"from b to a it is 50 MB/s, and 100 could be": "warning"}),
+        ("abcd", {"ab": 20}, {"from a to b the rate is 20 MB/s, and 100 could be": "problem"}),
+        ("ab", {"ba": 50}, {"from b to a the rate is 50 MB/s, and 100 could be": "warning"}),
         ("abcd", {"ab": 90}, {"100 MB/s and 50 us, median of 6 pairs of hosts": "ok"}),
         ("ab", {}, {"100 MB/s and 50 us, median of 1 pair of hosts": "ok"}),
     ],
@@ -251,4 +251,4 @@ def test_a_rank_may_not_start_others(
     for name, value in {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"}.items():
         alone.setenv(name, value)
     assert main(["doctor", "-n", "3"]) == 2
-    assert "must not be given where MPICH's mpiexec has" in capsys.readouterr().err
+    assert "must not be given if MPICH's mpiexec has" in capsys.readouterr().err

@@ -256,7 +256,7 @@ def test_the_table_of_links(
         "  0.01 MB of float32 +transport auto: collective; 32 bit, pipelined ", lines[6]
     )
     assert "gradient bits auto: 1" in lines[7]
-    assert re.search(r"  1 MB .* 32 bit, not tried, as it should take longer than 0.5 s", lines[9])
+    assert re.search(r"  1 MB .* 32 bit, not tried, as the prediction is more than 0.5 s", lines[9])
     assert re.search(
         r"predicted: 32 bit 1.63e\+03 ms, .* 1 bit 51.5 ms, .*, 0.1 bit 5.63 ms", lines[11]
     )
@@ -314,8 +314,8 @@ def test_ranks_that_end_with_an_error(
         ("--links --hostfile none", None, "hostfile 'none': there is no such file"),
         ("--links --hostfile one", None, "--hostfile one has 1 slot, and --links needs 2"),
         ("--links", 1, "--links needs 2 ranks or more, but there is 1"),
-        ("--links -n 3", 2, "-n 3 must not be given where Open MPI's mpiexec has started"),
-        ("--links --hostfile one", 2, "--hostfile one must not be given where Open MPI's"),
+        ("--links -n 3", 2, "-n 3 must not be given if Open MPI's mpiexec has started"),
+        ("--links --hostfile one", 2, "--hostfile one must not be given if Open MPI's"),
     ],
 )
 def test_links_that_cannot_be_measured(

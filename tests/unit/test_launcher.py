@@ -409,7 +409,7 @@ def test_info_without_mpi_and_with_and_without_gpus(
     sections = info.collect()
     assert sections["gpus"] == gpus
     assert "no_such_mpi4py" in sections["mpi"]["error"]
-    assert sections["mpiexec"] == {"error": "there is none beside python or in PATH"}
+    assert sections["mpiexec"] == {"error": "no mpiexec is beside python or in PATH"}
     assert sections["cores"]["cores_per_rank"] == sections["cores"]["usable_by_this_process"]
     assert main(["info"]) == 0
     shown = capsys.readouterr().out

@@ -256,7 +256,7 @@ def test_json_and_figure(capsys, tmp_path):
         ({"minibatch": "0"}, "--minibatch: must be a number"),
         ({"json": "/no/such/folder/a.json"}, "--json=/no/such/folder/a.json must be a file in"),
         ({"figure": "/no/such/a.png"}, "--figure=/no/such/a.png must be a file in"),
-        ({"json": "."}, "--json=. must be a file in a folder that is there"),
+        ({"json": "."}, "--json=. must be a file in a folder that exists"),
         ({"json": ""}, "--json='' must be the path of a file"),
         ({"figure": ""}, "--figure='' must be the path of a file"),
         ({"json": "a\0b"}, "--json='a\\x00b' must be the path of a file: it has a zero byte"),

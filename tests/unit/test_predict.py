@@ -183,7 +183,7 @@ def test_misuse(run):
     write_table("other.csv", x[:, :2], "ab", label=NAMES[y])
     np.save("x.npy", x[:, :2])
     for arguments, message in {
-        ("none", "new.csv"): "run='none' must be the folder of a run of train.py that has come",
+        ("none", "new.csv"): "run='none' must be the folder of a finished run of train.py",
         ("empty", "new.csv"): "it has no options.json",
         ("run", "none.csv"): "none.csv",
         ("run", "other.csv"): "x='c' is no column of other.csv",

@@ -125,7 +125,7 @@ def test_a_run_that_diverges_at_its_start_names_the_option(tmp_path):
     x = features()
     np.savez(tmp_path / "d.npz", x=x * 1e3, y=x[:, 0])
     regression = ["--output", str(tmp_path / "a"), "--model", "linear"]
-    line = re.escape("a smaller learning rate may help, or --standardize, where features are large")
+    line = re.escape("a smaller learning rate may help, or --standardize, if features are large")
     with pytest.raises(UserError, match=line):
         trained(tmp_path, *regression)
     regression[1] = str(tmp_path / "b")

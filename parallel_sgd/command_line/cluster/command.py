@@ -32,7 +32,7 @@ examples, as root:
   parallel-sgd cluster --hosts 3 --rate unlimited --hostfile three -- sh
   parallel-sgd cluster --remove
 
-The exit code is the command's; 128 + the signal that ended it; 2 where it could not be started.
+The exit code is the command's; 128 + the signal that ended it; 2 if it could not be started.
 """
 
 
@@ -81,39 +81,39 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="parallel-sgd cluster",
         usage="parallel-sgd cluster [option ...] -- command [argument ...]",
-        description="Run a command on hosts that this machine emulates: network namespaces, each\n"
-        "with an address and a name, on limited links. Cores and memory are this machine's.\n"
-        "Needs root, iproute2, and Open MPI 5 or MPICH.",
+        description="Run a command on emulated hosts of this machine: network namespaces, "
+        "each\nwith an address and a name, on limited links. Cores and memory are this "
+        "machine's.\nNeeds root, iproute2, and Open MPI 5 or MPICH.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--hosts", type=rank_count, default=4, metavar="K", help="how many (default: 4)")
-    add("--slots", type=rank_count, default=1, metavar="S", help="ranks of each (default: 1)")
+    add("--hosts", type=rank_count, default=4, metavar="K", help="number of hosts (default: 4)")
+    add("--slots", type=rank_count, default=1, metavar="S", help="ranks of each host (default: 1)")
     add(
         "--rate",
         type=bits_per_s,
         default=1e9,
         metavar="R",
-        help="of each link, in each direction: 100mbit, 1gbit (default), unlimited",
+        help="rate of each link, in each direction: 100mbit, 1gbit (default), unlimited",
     )
     add(
         "--hostfile",
         type=Path,
         default=Path("hosts"),
         metavar="FILE",
-        help="to write, and to remove at the end (default: hosts)",
+        help="hostfile to write, and to remove at the end (default: hosts)",
     )
     add(
         "--remove",
         action="store_true",
-        help="only remove what a killed one has left behind, and say what was found",
+        help="only remove and list the remains of killed clusters",
     )
     add(
         "command",
         nargs=argparse.REMAINDER,
         metavar="command [argument ...]",
-        help="to run in the cluster; its arguments are its own",
+        help="command to run in the cluster, with its arguments",
     )
     return parser

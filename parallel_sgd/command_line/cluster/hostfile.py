@@ -29,7 +29,7 @@ def require_free_path(path: Path) -> None:
             "give another name"
         )
     if Path("/proc", pid).exists():
-        raise UserError(f"hostfile={str(path)!r} belongs to hosts that process {pid} has made")
+        raise UserError(f"hostfile={str(path)!r} belongs to emulated hosts of process {pid}")
 
 
 @contextmanager

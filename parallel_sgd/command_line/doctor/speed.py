@@ -32,7 +32,7 @@ def hosts(facts: Sequence[Facts]) -> list[Finding]:
                         f"{fact.host} is slow: {label} {speed / unit:.1f} {symbol}, the median has "
                         f"{typical / unit:.1f}",
                         "look for other programs (top), heat (dmesg), a power-saving governor; or "
-                        "leave it out",
+                        "run without this host",
                     )
                 )
     return found or ok("hosts", f"{', '.join(said)} on the median host")
@@ -82,7 +82,8 @@ def _slow_host(name: str, does: str, rate: float, typical: float) -> Finding:
         "links",
         _level(typical, rate),
         f"{name} {does} slowly: {rate / 1e6:,.0f} MB/s, the median has {typical / 1e6:,.0f}",
-        "look at its cable, port and driver (ethtool, tc), and at the switch; or leave it out",
+        "look at its cable, port and driver (ethtool, tc), and at the switch; or run without this "
+        "host",
     )
 
 
@@ -90,9 +91,9 @@ def _slow_way(source: str, target: str, rate: float, expected: float) -> Finding
     return Finding(
         "links",
         _level(expected, rate),
-        f"from {source} to {target} it is {rate / 1e6:,.0f} MB/s, and {expected / 1e6:,.0f} "
+        f"from {source} to {target} the rate is {rate / 1e6:,.0f} MB/s, and {expected / 1e6:,.0f} "
         "could be",
-        "look at the way between them: a switch, a cable to it, a full trunk, a limit (tc)",
+        "look at the path between these hosts: a switch, a cable to it, a full trunk, a limit (tc)",
     )
 
 

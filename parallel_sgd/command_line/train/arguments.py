@@ -120,7 +120,7 @@ def _require_other_folder(options: argparse.Namespace) -> None:
     if run is not None and Path(run).resolve() == Path(options.output).resolve():
         raise UserError(
             f"output={shown(options.output)} and resume={shown(options.resume)} are the same run, "
-            "which goes on in its own folder: leave --output out"
+            "which goes on in its own folder: omit --output"
         )
 
 

@@ -322,7 +322,7 @@ def _with_hint(
     standardizes = data.standardization is not None or kind_of_model(options) == "bytes"
     if SMALLER_RATE not in str(error) or standardizes or samples > len(data.train):
         return error
-    hint = f"{SMALLER_RATE}, or --standardize, where features are large"
+    hint = f"{SMALLER_RATE}, or --standardize, if features are large"
     return SharedError(str(error).replace(SMALLER_RATE, hint))
 
 

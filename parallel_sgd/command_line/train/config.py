@@ -56,7 +56,9 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
     for key, value in content.items():
         name = key.replace("-", "_")
         if keys.setdefault(name, key) != key:
-            raise UserError(f"{path}: {keys[name]!r} and {key!r} are one option: give one of them")
+            raise UserError(
+                f"{path}: {keys[name]!r} and {key!r} are the same option: give only one"
+            )
         if name not in actions:
             near = difflib.get_close_matches(name, actions, n=1)
             hint = f": did you mean {near[0]!r}?" if near else ""
@@ -151,7 +153,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int | float | str):
         return str(value)
     raise TypeError(
-        "a number, a text, true or false; or a list or table of these where it takes several"
+        "a number, a text, true or false; or a list or table of these if the option takes several"
     )
 
 

@@ -192,7 +192,7 @@ def reader_options(args: argparse.Namespace) -> dict[str, Any]:
             flag = "--data" if name == "path" else f"--{name}"
             raise UserError(f"reader={shown(text)}: {name} is no option of a reader, see {flag}")
         if columns.get(name):
-            raise UserError(f"reader={shown(text)}: --{name} says that already")
+            raise UserError(f"reader={shown(text)}: --{name} gives the same already")
         try:
             options[name] = _value(ast.parse(value, mode="eval").body)
         except TypeError as error:  # from a stream's arguments

@@ -49,19 +49,22 @@ def parser(
     """
     p = Parser(
         prog="train.py",
-        description="Train a model on all ranks that mpiexec started.",
+        description="Train a model on all ranks started by mpiexec.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
     p.add_argument(
-        "config", nargs="?", metavar="CONFIG.toml", help="options from a file; others go before"
+        "config",
+        nargs="?",
+        metavar="CONFIG.toml",
+        help="options from a file; options of the command line take precedence",
     )
     p.add_argument(
         "--print-config",
         action="store_true",
-        help="print all options, as they are now, as a file to begin with",
+        help="print all options with their present values, as a file to begin with",
     )
     _add_data(p)
     _add_model(p)
@@ -76,7 +79,7 @@ def parser(
     own = {action.dest for action in p._actions}
     of_optimizers = {option.name for kind in OPTIMIZERS.values() for option in all_options(kind)}
     add_options(p, f"--algorithm {algorithm}", algorithms, algorithm, own | of_optimizers)
-    rate = f"(where neither lr is given: {DEFAULT_LR[optimizer]})"
+    rate = f"(if neither lr is given: {DEFAULT_LR[optimizer]})"
     add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer, own)
     return p
 
@@ -112,8 +115,8 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
         f"byte), or a file or folder in one of the formats {', '.join(FORMATS)} (default: digits)",
     )
-    add("--labels", metavar="FILE", help="the labels, where --data is a .npy or IDX file")
-    add("--format", choices=(*FORMATS,), help="of --data, where its name does not tell")
+    add("--labels", metavar="FILE", help="the labels, if --data is a .npy or IDX file")
+    add("--format", choices=(*FORMATS,), help="the format of --data, if its name does not show it")
     add(
         "--reader",
         nargs="+",
@@ -131,8 +134,8 @@ def _add_data(p: argparse.ArgumentParser) -> None:
     add(
         "--task",
         choices=TASKS,
-        help="what is to be learned (default: classes of whole numbers [n], several labels of "
-        "whole numbers [n, k], numbers of floats)",
+        help="the kind of targets to learn (default: classes if these are whole numbers [n], "
+        "several labels if whole numbers [n, k], numbers if floats)",
     )
     add(
         "--classes",
@@ -145,21 +148,21 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         "--test",
         0.2,
         "X",
-        "fraction of the samples that is kept for testing, where the data have no such part",
+        "fraction of the samples kept for testing, if the data have no part for testing",
     )
     _number(
         add,
         "--validation",
         0.0,
         "X",
-        "fraction of the training samples that the model is measured on in the course of training; "
-        "0: the test data serve for that, too",
+        "fraction of the training samples kept to measure the model during training; 0: the test "
+        "data are used",
     )
     add(
         "--standardize",
         action="store_true",
         help="give each feature mean 0 and standard deviation 1 over the training samples; the "
-        "run's folder keeps the numbers for runs that go on (--resume, --initial-model)",
+        "run's folder keeps the numbers for later runs (--resume, --initial-model)",
     )
 
 
@@ -168,9 +171,9 @@ def _add_model(p: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="mlp | linear | softmax | bytes | FILE.py:FUNCTION",
-        help="bytes: a language model of the bytes before; a function of your own is called with "
-        "the shape of an input and the number of outputs, and gives a torch.nn.Module or a model "
-        "of parallel_sgd.models (default: mlp, or for --data library bytes)",
+        help="bytes: a language model of the preceding bytes; FUNCTION is called with the shape of "
+        "an input and the number of outputs, and returns a torch.nn.Module or a model of "
+        "parallel_sgd.models (default: mlp, or for --data library bytes)",
     )
     add(
         "--initial-model",
@@ -188,7 +191,7 @@ def _add_model(p: argparse.ArgumentParser) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where the model and its gradients live (cuda needs CuPy)",
+        help="the device of the model and its gradients (cuda needs CuPy)",
     )
 
 
@@ -200,29 +203,29 @@ def _add_run(p: argparse.ArgumentParser) -> None:
         type=reader("minibatch_size", SIZES),
         default=64,
         metavar="N | S:N,...",
-        help="samples of all ranks together in a minibatch; or such from so many samples on: "
-        "0:64,100000:256 (default: 64)",
+        help="samples of all ranks together in a minibatch, or sizes with the sample counts from "
+        "which they hold: 0:64,100000:256 (default: 64)",
     )
     add(
         "--rate-follows",
         choices=FOLLOWS,
-        help="what a larger minibatch does to the learning rate (default: what the optimizer does: "
-        "--lr stays, --lr-per-sample is linear)",
+        help="how the learning rate follows the minibatch size (default: --lr stays, "
+        "--lr-per-sample is linear)",
     )
     add(
         "--microbatch-size",
         type=int,
         metavar="N",
-        help="samples that a rank computes at a time; gradients of several are added up (default: "
-        "its whole part of a minibatch)",
+        help="samples computed by a rank at a time; the gradients are added up (default: the "
+        "rank's whole part of a minibatch)",
     )
     add(
         "--distributed-after-epochs",
         type=int,
         metavar="N",
-        help="--distributed-after, in epochs: until then every rank trains alone on all",
+        help="--distributed-after, in epochs: until then every rank trains alone on all samples",
     )
-    _number(add, "--seed", 0, "N", "of split, model and order")
+    _number(add, "--seed", 0, "N", "seed of the split, the model and the order")
     add(
         "--compare-serial",
         action="store_true",
@@ -238,7 +241,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     add(
         "--cuda-aware",
         action="store_true",
-        help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
+        help="pass GPU arrays to MPI directly: only if your MPI is CUDA-aware",
     )
 
 
@@ -254,16 +257,18 @@ def _add_validation(p: argparse.ArgumentParser) -> None:
         "--criterion",
         default="loss",
         metavar="METRIC",
-        help="says which model is the best: loss, accuracy, r2, f1 ... (default: loss)",
+        help="the metric that chooses the best model: loss, accuracy, r2, f1 ... (default: loss)",
     )
     add(
         "--patience",
         type=int,
         metavar="N",
-        help="end training after so many measurements without a new best model (default: never)",
+        help="end training after N measurements without a new best model (default: never)",
     )
-    _number(add, "--min-improvement", 0.0, "X", "by how much a new best one must be better")
-    add("--restore-best", action="store_true", help="end with the best model, not the last one")
+    _number(
+        add, "--min-improvement", 0.0, "X", "a model must be better by this much to be the new best"
+    )
+    add("--restore-best", action="store_true", help="end with the best model, not the last")
 
 
 def _add_adjustments(p: argparse.ArgumentParser) -> None:
@@ -295,18 +300,18 @@ def _add_output(p: argparse.ArgumentParser) -> None:
         help="samples of all ranks between two lines of metrics (default: an epoch)",
     )
     add("--no-plot", action="store_true", help="do not draw the loss curve")
-    add("--no-progress-bar", action="store_true", help="show none, on a terminal either")
-    add("--tensorboard", action="store_true", help="write metrics for TensorBoard, too")
+    add("--no-progress-bar", action="store_true", help="do not show a progress bar")
+    add("--tensorboard", action="store_true", help="also write metrics for TensorBoard")
 
 
 def _add_measuring(p: argparse.ArgumentParser) -> None:
-    add = p.add_argument_group("where the time goes").add_argument
+    add = p.add_argument_group("timing").add_argument
     add(
         "--trace",
         metavar="FILE",
-        help="write what each rank and thread did when (compute, encode, wire, decode, wait ...), "
-        "all on one clock: a JSON file for https://ui.perfetto.dev or chrome://tracing. Also where "
-        "training ends with an error of all ranks, but not with --algorithm async",
+        help="write a timeline of each rank and thread (compute, encode, wire, decode, wait ...), "
+        "all on one clock: a JSON file for https://ui.perfetto.dev or chrome://tracing. Also "
+        "written if training ends with an error of all ranks, except with --algorithm async",
     )
     add(
         "--sync-perf-stats",
@@ -314,7 +319,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="after every N synchronizations of all ranks print samples and bytes a second, and "
-        "how long compute, aggregation and update took for each (default: 0, never)",
+        "the time of compute, aggregation and update for each (default: 0, never)",
     )
 
 
@@ -325,23 +330,23 @@ def _add_saving(p: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="save all state whenever all ranks have seen so many more samples, where an epoch's "
-        "test loss is the lowest so far, and at the end (default: 0, never)",
+        help="save all state each time all ranks together have seen N more samples, after an epoch "
+        "with the lowest test loss so far, and at the end (default: 0, never)",
     )
     add(
         "--checkpoint-every-s",
         type=float,
         metavar="S",
-        help="the same whenever about so many seconds have passed",
+        help="save all state also about every S seconds",
     )
-    latest = "how many of the latest to keep, beside the one of the lowest test loss"
+    latest = "number of newest checkpoints to keep, beside the one of the lowest test loss"
     _number(add, "--keep", KEEP, "N", latest)
     add(
         "--resume",
         metavar="FOLDER",
-        help="go on from the newest checkpoint in the folder of a run, or from the one given. "
-        "Options that are not given are those of that run (its config.toml); learning rate, "
+        help="resume from the newest checkpoint in the folder of a run, or from the given "
+        "checkpoint. Options not given are taken from that run (its config.toml); learning rate, "
         "epochs, the numbers of ranks and of servers may change. Without --output the run goes on "
-        "in its own folder, where checkpoints after that one are renamed (.aside); it begins anew "
-        "where it was lost before its first checkpoint",
+        "in its own folder, and its later checkpoints are renamed (.aside); a run that ended "
+        "before its first checkpoint begins anew",
     )

@@ -152,7 +152,7 @@ def ranks_in_words(size: int, workers: int) -> str:
 
 def failures_in_words(failed: int) -> str:
     """Return ", of which 1 has died", or ""."""
-    return f", of which {failed} {'has' if failed == 1 else 'have'} died" if failed else ""
+    return f", of which {failed} {'has' if failed == 1 else 'have'} failed" if failed else ""
 
 
 def _counted(number: int, name: str) -> str:
