@@ -28,7 +28,7 @@ from ..communication.job_environment import (
 )
 from ..communication.liveness.preemption import SIGNALS, chosen_signals, preempt_on, requeues
 from ..errors import UserError
-from ..validation import shown
+from ..validation import require_use, shown
 from .batch_systems import allocation
 from .hosts import MOST_RANKS, Hostfile, decimal, read_hostfile
 from .interfaces import checked_interface
@@ -115,25 +115,21 @@ def parse(argv: Sequence[str]) -> Request:
             hint = "; give the script alone, without the interpreter"
         raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
     size = ranks or launched or 1
-    if args.servers is not None and args.servers >= size:
-        raise UserError(
-            f"servers={args.servers} must be less than the number of ranks, {size}: the remaining "
-            "ranks train"
-        )
-    _check_spares(args, size)
-    if args.min_ranks is not None and not args.restarts:
-        raise UserError(f"min_ranks={args.min_ranks} has no effect without --restarts")
-    if args.min_ranks is not None and args.hostfile is None:
-        raise UserError(
-            f"min_ranks={args.min_ranks} has no effect without --hostfile: only its hosts can be "
-            "skipped"
-        )
-    least, most = (args.servers or 0) + (args.spares or 0) + 1, size
-    if args.min_ranks is not None and not least <= args.min_ranks <= most:
-        raise UserError(f"min_ranks={args.min_ranks} must be from {least} to {most}, that of -n")
+    least = 1  # rank in training
+    for name in ("servers", "spares"):
+        least += getattr(args, name) or 0
+        if least > size:
+            raise UserError(
+                f"{name}={getattr(args, name)} must be less than the number of ranks, {size}: the "
+                "remaining ranks train"
+            )
+    require_use("spares", args.spares, None, args.survive, "--survive")
+    require_use("min_ranks", args.min_ranks, None, args.restarts > 0, "--restarts")
+    require_use("min_ranks", args.min_ranks, None, args.hostfile is not None, "--hostfile")
+    if args.min_ranks is not None and not least <= args.min_ranks <= size:
+        raise UserError(f"min_ranks={args.min_ranks} must be from {least} to {size}, that of -n")
     signals = args.preempt_on or [number.name for number in preempt_on()]
-    if args.requeue and not signals:
-        raise UserError("requeue=True needs --preempt-on, the signal that asks the job to leave")
+    require_use("requeue", args.requeue, False, bool(signals), "--preempt-on")
     for name in ("hostfile", "log_dir", "mpiexec"):
         if (path := getattr(args, name)) is not None:
             setattr(args, name, path_given(name, path))
@@ -171,18 +167,6 @@ def _missing_ranks_text(command: Sequence[str]) -> str:
         f"{shlex.join(words)} must come before the script, which gets all later arguments: "
         f"parallel-sgd run {shlex.join(words)} {rest}"
     )
-
-
-def _check_spares(args: argparse.Namespace, size: int) -> None:
-    if args.spares is None:
-        return
-    if not args.survive:
-        raise UserError(f"spares={args.spares} needs --survive: spares replace failed ranks")
-    if args.spares + (args.servers or 0) >= size:
-        raise UserError(
-            f"spares={args.spares} must be less than the number of ranks, {size}: the remaining "
-            "ranks train"
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

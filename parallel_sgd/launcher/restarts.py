@@ -26,6 +26,7 @@ from ..communication.job_environment import JOB, RESTART, restarts
 from ..communication.liveness.abort import DISK_FULL
 from ..communication.liveness.preemption import chosen_signals, requeue
 from ..communication.stderr import write_stderr
+from .failure_policy import failure_policy
 from .job import TIMED_OUT, Deadline, Signals, caught_signals, run_job
 from .options import Request
 from .outcome import Ending, Outcome, outcome
@@ -116,6 +117,7 @@ class Restarts:
         self._restarts_done = self._fruitless = self._restart_waits = self._starts_failed = 0
         self._newest_checkpoint: str | None = None
         self._deadline = Deadline.after(request.timeout_s)
+        self._policy = failure_policy(request)
         self._judged_by_reports = bool(request.restarts or request.survive)
 
     def run(self) -> int:
@@ -163,7 +165,7 @@ class Restarts:
         write_stderr(f"parallel-sgd: {launch.line()}")
         assert request.ranks is not None
         shared = Path.cwd() if self._judged_by_reports and self._hosts.any_remote else None
-        training = request.ranks - (request.spares or 0) if request.survive else None
+        training = self._policy.recovering_ranks(request)
         local, prints = not self._hosts.any_remote, not _has_output_files(request)
         with Supervisor(
             request.ranks, shared, training=training, local=local, prints=prints
@@ -179,7 +181,7 @@ class Restarts:
             stopped = bool(signals.ending) or code == TIMED_OUT
             if judged.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
                 self._warn_if_uncertain(code, judged)
-            silent_exit = None if request.survive else supervisor.silent_exit_line()
+            silent_exit = self._policy.error_line(supervisor)
             silent_exit = silent_exit and silent_exit + exit_code_hint(code)
             if end.killed and judged.end is Ending.LOST:  # also the cause of the ranks' failure
                 judged, silent_exit = replace(judged, why=end.killed), end.killed
@@ -214,7 +216,7 @@ class Restarts:
                 f"parallel-sgd: no rank could report whether the job is complete ({why}): only "
                 "mpiexec's exit code says so"
             )
-        elif code != 0 and not self._request.survive:  # failed ranks are expected, and reported
+        elif not self._policy.expects(code):
             write_stderr(
                 "parallel-sgd: complete: all ranks have finished the program; mpiexec has ended "
                 f"with exit code {code} only after that"
@@ -229,8 +231,9 @@ class Restarts:
         if lost and attempt.silent_exit and not attempt.stopped:
             write_stderr(f"parallel-sgd: error: {attempt.silent_exit}")
         at_start = attempt.outcome.at_start
-        if lost and self._request.survive and not attempt.stopped and not at_start:
-            write_stderr(f"parallel-sgd: error: not complete: {attempt.outcome.why}")
+        line = self._policy.loss_line(attempt.outcome.why)
+        if lost and line and not attempt.stopped and not at_start:
+            write_stderr(f"parallel-sgd: error: {line}")
         if attempt.outcome.end is Ending.FAILED and self._request.restarts:
             write_stderr(
                 "parallel-sgd: the program has failed with an error, and would fail again: no "

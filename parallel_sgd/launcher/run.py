@@ -42,6 +42,7 @@ from ..communication.liveness.rank_process import parent_has_world, parent_rank_
 from ..errors import UserError
 from .batch_systems import Allocation, allocation
 from .cores import usable_cores
+from .failure_policy import failure_policy
 from .hosts import MPICH, OPEN_MPI, Hostfile
 from .interfaces import interfaces, local_interface
 from .job import NOTICE_SIGNAL
@@ -65,14 +66,6 @@ _EXPORTED = (
     *(PREEMPT_ON, REQUEUE, JOB, RESTART),
     "PYTHONPATH",
 )
-
-#: Open MPI's options for fault tolerance, by a text that shows that the user has set the option.
-#: Some components of its collectives give wrong sums after a failure, and are excluded. Excluding a
-#: component that this Open MPI lacks does no harm.
-_SURVIVE_OPTIONS = {
-    "with-ft": ("--with-ft", "ulfm"),
-    "mca coll ": ("--mca", "coll", "^hcoll,portals4,han,cuda"),
-}
 
 
 @dataclass(frozen=True)
@@ -166,15 +159,14 @@ def plan(
     added |= request.for_ranks | job_variables(request, environ)
     if request.preempt_on:  # and the signal forwarded by mpiexec
         added[PREEMPT_ON] = f"{request.preempt_on},{NOTICE_SIGNAL.name}"
-    if request.survive:
-        _require_fault_tolerant_mpi(mpiexec)
-        added[SURVIVE] = "1"
+    policy, given = failure_policy(request), " ".join(request.mpiexec_options)
+    policy_options = policy.mpiexec_options(mpiexec, given)
+    added |= policy.variables
 
     options = ["-n", str(request.ranks)]
     if request.hostfile:
         options += request.hostfile.mpiexec_options(OPEN_MPI if open_mpi else MPICH)
     if open_mpi:
-        given = " ".join(request.mpiexec_options)
         if root and "--allow-run-as-root" not in given:
             options.append("--allow-run-as-root")
         if batch is None and "map-by" not in given and "oversubscribe" not in given:
@@ -183,9 +175,7 @@ def plan(
             options += ["--bind-to", "none"]
         if batch is None and ranks_per_host > cores and "mpi_yield_when_idle" not in given:
             options += ["--mca", "mpi_yield_when_idle", "1"]  # else waiting ranks spin
-        if request.survive:
-            for shows, words in _SURVIVE_OPTIONS.items():
-                options += words if shows not in given else ()
+        options += policy_options
         if request.hostfile or batch:  # MPICH's mpiexec exports the whole environment
             own = [FOLDER, *(name for name in _EXPORTED if name in environ)]
             options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
@@ -195,16 +185,6 @@ def plan(
     return Launch(
         (mpiexec.path, *options, *request.mpiexec_options, *rank, *request.command), added
     )
-
-
-def _require_fault_tolerant_mpi(mpiexec: Mpiexec) -> None:
-    major = (mpiexec.version or "").partition(".")[0]
-    if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
-        mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
-        raise UserError(
-            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
-            "when a rank fails (--restarts N restarts the job)"
-        )
 
 
 def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:

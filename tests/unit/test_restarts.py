@@ -72,7 +72,7 @@ def test_a_job_has_one_name_also_where_slurm_requeues_it():
         ([*HOSTS, "--min-ranks", "5"], "min_ranks=5 must be from 1 to 4, that of -n"),
         ([*HOSTS, "--servers", "2", "--min-ranks", "2"], "min_ranks=2 must be from 3"),
         (["--restarts", "-1"], "must be a whole number from 0"),
-        (["--requeue"], "requeue=True needs --preempt-on"),
+        (["--requeue"], "requeue=True has no effect without --preempt-on"),
         (["--preempt-on", "SIGKILL"], "must be of SIGUSR1, SIGUSR2, SIGTERM: 'SIGKILL'"),
     ],
 )
