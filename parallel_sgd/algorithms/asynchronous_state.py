@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +15,7 @@ from ..parameter_server import (
     Client,
     Connection,
     RemoteTables,
+    Retry,
     Rules,
     ServedState,
     WorkerStatistics,
@@ -201,11 +202,11 @@ class DataParallelASGDState(External):
         self.work, self.connection = other.work, other.connection
         self.served.discard()
 
-    def set_recovery(self, recover: Callable[[], object]) -> None:
-        """Set the recovery of all tables: see `RemoteTable.rebind`."""
+    def set_retry(self, retry: Retry) -> None:
+        """Set the retry of all requests for rows: see `RemoteTable.rebind`."""
         serves = self.connection.group.serves
         for table in self.tables.values():
-            table.rebind(None if serves else lambda: self.client, recover)
+            table.rebind(None if serves else lambda: self.client, retry)
 
     def end_without_servers(self, statistics: list[WorkerStatistics] | None) -> None:
         """End after a failure: this rank's final model came from a rank that has finished.

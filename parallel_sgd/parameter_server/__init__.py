@@ -5,7 +5,7 @@ from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .push_bits import choose_push_bits
-from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
+from .remote_table import RemoteTable, RemoteTables, Retry, load_tables, write_tables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
 from .served import ServedModel
@@ -31,6 +31,7 @@ __all__ = [
     "PushType",
     "RemoteTable",
     "RemoteTables",
+    "Retry",
     "Role",
     "Rules",
     "Seconds",

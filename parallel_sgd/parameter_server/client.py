@@ -32,7 +32,7 @@ Marks = npt.NDArray[np.bool_]
 
 @dataclass
 class PendingPush:
-    """A push under way (see `Client.push`). Failed servers make the worker push again.
+    """A push under way (see `Client.push`).
 
     Attributes:
         clock: number of this push.
@@ -92,6 +92,16 @@ class PendingPush:
         return xp.where(xp.asarray(self.applied), vector.dtype.type(0), vector)
 
 
+@dataclass
+class RepeatablePush(PendingPush):
+    """A push of fault-tolerant ranks. Keeps the residual before it, for another attempt."""
+
+    def __post_init__(self) -> None:
+        if self.residual is not None:
+            self.first_residual = self.residual.copy()
+            self.residual_before = self.residual.copy()
+
+
 class Client(Conversation):
     """A worker's requests to all servers.
 
@@ -100,15 +110,20 @@ class Client(Conversation):
     Args:
         parts: of the model, one for each server.
         endpoint, check: as for any `Conversation`.
+        kind_of_push: the class of pushes.
 
     Every method that sends requests raises as `ask` does. All methods are local.
     """
 
     def __init__(
-        self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[int], None]
+        self,
+        endpoint: Endpoint,
+        parts: Sequence[Part],
+        check: Callable[[int], None],
+        kind_of_push: type[PendingPush] = PendingPush,
     ) -> None:
         super().__init__(endpoint, WorkerStatistics(), check)
-        self.parts, self.servers = tuple(parts), len(parts)
+        self.parts, self.servers, self._kind_of_push = tuple(parts), len(parts), kind_of_push
         self._thread: ThreadPoolExecutor | None = None
         self._begun: Future[Any] | None = None  # the latest background work
         self._asking = threading.Lock()
@@ -119,7 +134,6 @@ class Client(Conversation):
         self.samples = 0  #: seen by all workers, by the servers' latest answer
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
-        self.fault_tolerant = False  #: True to keep `pending_push`
         self.pending_push: PendingPush | None = None  #: the push under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
@@ -168,13 +182,10 @@ class Client(Conversation):
             out: [n], written. May be the model itself, but not `vector`.
             bits: per value of the push.
         """
-        pending = PendingPush(vector, residual, samples, factor, out, bits, self.clock + 1)
-        if self.fault_tolerant:
-            if residual is not None:
-                pending.first_residual = residual.copy()
-                pending.residual_before = residual.copy()
-            self.pending_push = pending
-        self._push(pending, vector)
+        self.pending_push = self._kind_of_push(
+            vector, residual, samples, factor, out, bits, self.clock + 1
+        )
+        self._push(self.pending_push, vector)
 
     def retry_push(self, pending: PendingPush) -> None:
         """Repeat a push interrupted by failed ranks, without the values already on servers."""

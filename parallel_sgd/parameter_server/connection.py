@@ -20,7 +20,7 @@ from ..kernels import on_host
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from .answers import Answers
-from .client import Client
+from .client import Client, PendingPush, RepeatablePush
 from .order import Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
@@ -173,8 +173,8 @@ class Connection:
             )
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
-            self._client = Client(endpoint, self.parts, self._check)
-            self._client.fault_tolerant = self.group.world.fault_tolerant
+            push = RepeatablePush if self.group.world.fault_tolerant else PendingPush
+            self._client = Client(endpoint, self.parts, self._check, push)
         return self._client
 
     def remote_tables(self) -> RemoteTables:

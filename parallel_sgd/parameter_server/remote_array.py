@@ -12,7 +12,7 @@ from ..embedding import ArrayTable
 from ..errors import UserError
 from ..validation import kind_of
 from .client import Client
-from .remote_table import RemoteTable, Rows
+from .remote_table import RemoteTable, Retry, Rows
 
 Numbers = npt.NDArray[np.int64]
 RowNumbers = npt.NDArray[Any] | Sequence[int]
@@ -90,9 +90,9 @@ class RemoteArray:
         """Return the counts of changed rows (or blocks), as `RemoteTable.counts`."""
         return self._table.counts()
 
-    def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
+    def rebind(self, client: Callable[[], Client] | None, retry: Retry) -> None:
         """See `RemoteTable.rebind`."""
-        self._table.rebind(client, recover)
+        self._table.rebind(client, retry)
 
     def step_taken(self) -> None:
         """See `RemoteTable.step_taken`."""

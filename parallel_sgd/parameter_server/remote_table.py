@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import is_rank_failure
 from ..communication.endpoint import as_bytes
 from ..embedding import COUNTS, Table
 from ..errors import UserError
@@ -37,6 +36,12 @@ class SkipsNonFinite(Protocol):
     def skips(self) -> bool: ...
 
     def add_problem(self, problem: str) -> None: ...
+
+
+class Retry(Protocol):
+    """Runs a request, and repeats the request after failures of ranks if training goes on."""
+
+    def __call__(self, request: Callable[[], Result]) -> Result: ...
 
 
 class RemoteTable:
@@ -73,7 +78,7 @@ class RemoteTable:
         self.options, self._number, self._client = options, number, client
         self._kernels, self._synchronous = row_kernels(), synchronous
         self.skipped: SkipsNonFinite | None = None
-        self._recover: Callable[[], object] | None = None
+        self._retry: Retry = _once
         self._to_prefetch: Ids | None = None
         self._prefetching: tuple[Ids, Future[Rows]] | None = None
 
@@ -82,24 +87,22 @@ class RemoteTable:
         """Number of values in a row."""
         return self.options.width
 
-    def rebind(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
-        """Use a different client from now on.
+    def rebind(self, client: Callable[[], Client] | None, retry: Retry) -> None:
+        """Use a different client from now on, and forget prefetched rows.
 
         Args:
-            recover: called if ranks fail during a request. The request is then repeated.
+            retry: runs every request.
         """
-        self._client, self._recover = client, recover
+        self._client, self._retry, self._prefetching = client, retry, None
 
     def _ask(self, work: Callable[[Client], Result]) -> Result:
-        """Run a request, and repeat the request after each failure of ranks."""
-        while True:
+        """Run a request of the present client."""
+
+        def request() -> Result:
             client = self._required_client()
-            try:
-                return client.in_order(partial(work, client))
-            except Exception as error:
-                if self._recover is None or not is_rank_failure(error):
-                    raise
-                self._recover()
+            return client.in_order(partial(work, client))
+
+        return self._retry(request)
 
     def rows(self, ids: Ids) -> Rows:
         """Return rows by id.
@@ -113,12 +116,10 @@ class RemoteTable:
             UserError: the ids are not int64.
         """
         flat, self._to_prefetch = self._flat_ids(ids), None
-        coming, self._prefetching = self._prefetching, None
         self._required_client()
-        if coming is not None and not is_rank_failure(coming[1].exception()):
-            rows = coming[1].result()
-            if np.array_equal(coming[0], flat):
-                return rows.reshape(*ids.shape, self.width)
+        coming = self._retry(self._take_prefetched)
+        if coming is not None and np.array_equal(coming[0], flat):
+            return coming[1].reshape(*ids.shape, self.width)
         return self._ask(lambda client: self._pull(client, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
@@ -148,9 +149,13 @@ class RemoteTable:
 
     def discard_prefetched(self) -> None:
         """Discard prefetched rows, because a checkpoint has replaced the tables."""
-        coming, self._prefetching, self._to_prefetch = self._prefetching, None, None
-        if coming is not None and not is_rank_failure(coming[1].exception()):
-            coming[1].result()
+        self._to_prefetch = None
+        self._retry(self._take_prefetched)
+
+    def _take_prefetched(self) -> tuple[Ids, Rows] | None:
+        """Return the prefetched ids and rows, if any. A later call returns None."""
+        coming, self._prefetching = self._prefetching, None
+        return coming and (coming[0], coming[1].result())
 
     def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
         """Train rows by the table's optimizer.
@@ -293,6 +298,11 @@ class RemoteTable:
         body = np.concatenate([as_bytes(ids), as_bytes(rows)])
         message = Message(kind=kind, table=self._number, count=len(ids), body=body.nbytes)
         return Ask(server, message, body)
+
+
+def _once(request: Callable[[], Result]) -> Result:
+    """Run a request whose failure ends the job: see `Retry`."""
+    return request()
 
 
 class RemoteTables(dict[str, Any]):

@@ -88,7 +88,7 @@ class ServerFailover(Reconfiguring):
             self._resume()
         else:
             self._record_shard()
-        self._learner.state.set_recovery(self._recover_in_request)
+        self._learner.state.set_retry(self._retry_request)
 
     # Verbs.
 
@@ -173,15 +173,12 @@ class ServerFailover(Reconfiguring):
         else:
             self._learner.consistency.meet(self._learner.comm)
 
-    def _recover_in_request(self) -> None:
-        """Recover from a rank failure in a request for rows, so that the request can be repeated.
+    def _retry_request(self, request: Callable[[], Result]) -> Result:
+        """Run a request for rows, and repeat the request after every rank failure.
 
-        Raises:
-            RanksLost: the request is part of a function that all workers rerun.
+        A request within a call that all workers rerun runs once, as a part of that call.
         """
-        if self._in_retry:
-            raise RanksLost("a rank has died in a request for rows")
-        self.recover()
+        return request() if self._in_retry else retry(self._learner.world, request, self.recover)
 
     def step(self, take: Callable[[int], object], samples: int) -> bool:
         """Take a step. Return False if ranks have failed in the step before any training."""
@@ -239,7 +236,7 @@ class ServerFailover(Reconfiguring):
         self._keep_model()
         self._reconfigure(allow_join=allow_join)
         state.rebind(learner.state)
-        state.set_recovery(self._recover_in_request)
+        state.set_retry(self._retry_request)
         learner.state = learner.runner.state = state
         learner.bytes_sent = sent  # counted by the state as well as by the learner
         self._rejoin()
