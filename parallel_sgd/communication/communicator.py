@@ -125,6 +125,16 @@ class Communicator(ABC):
         """
         return None  # a world of threads is always complete
 
+    def require_fixed_ranks(self, problem: str) -> None:
+        """Refuse fault-tolerant ranks, for work that needs all ranks to its end. Local.
+
+        Args:
+            problem: the text of the error.
+        Raises:
+            UserError: ranks may fail and be replaced.
+        """
+        return None  # the ranks stay until the end of the job
+
     @staticmethod
     def single() -> Communicator:
         """Return a world of one rank, without MPI. Local."""

@@ -110,10 +110,9 @@ class TorchModel(ModelAdapter):
 
     def attach(self, learner: AdaptedLearner) -> None:
         super().attach(learner)
-        world, root = learner.world, 0
-        if world.fault_tolerant:  # rank 0 may just have joined
-            holders = world.allgather_object(self._holds_model)
-            root = holders.index(True) if any(holders) else 0
+        world = learner.world
+        holders = world.allgather_object(self._holds_model)  # rank 0 may just have joined
+        root = holders.index(True) if any(holders) else 0
         for tensor in (p for p in self.model.parameters() if not p.requires_grad):
             broadcast(tensor, world, root)
         for _, tensor in buffers_of(self.model):

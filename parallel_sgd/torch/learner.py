@@ -254,8 +254,7 @@ class Learner(ArrayLearner):
         Collective; not for ranks that only serve. Training continues unaffected, apart from the
         synchronized buffers.
         """
-        if self.recovery.ranks_may_change and isinstance(batches, Iterator):
-            batches = list(batches)  # a retry after a failure reads them again
+        batches = self.recovery.repeatable(batches)
 
         def means() -> dict[str, float]:
             with self.evaluation():

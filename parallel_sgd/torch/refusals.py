@@ -22,11 +22,10 @@ def require_not_fault_tolerant(comm: Communicator, what: str) -> None:
     Raises:
         UserError: the ranks are fault-tolerant.
     """
-    if comm.fault_tolerant:
-        raise UserError(
-            f"{what}: PyTorch's process group cannot go on without a rank that has died: run "
-            "without --survive, or train with psgd.torch.Learner"
-        )
+    comm.require_fixed_ranks(
+        f"{what}: PyTorch's process group cannot continue without a failed rank: run without "
+        "--survive, or train with psgd.torch.Learner"
+    )
 
 
 def require_plain(module: Any) -> None:

@@ -253,9 +253,8 @@ class MinibatchSampler(Sampler[list[int]]):
         return model is not None and any(p.grad is not None for p in model.parameters())
 
     def _agree_after_failure(self) -> None:
-        """Call `_agree`, with a retry if ranks fail, for a fault-tolerant learner."""
-        if self._recovery.ranks_may_change:
-            self._recovery.run(self._agree)
+        """Call `_agree`, with a retry if ranks fail."""
+        self._recovery.run(self._agree)
 
     def _order(self, number: int) -> IndexArray | GroupedOrder:
         if self._grouped is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from ..algorithms import Algorithm, Work
 from ..algorithms.skipped import Skipped
-from ..communication import Communicator, Group, can_recover
+from ..communication import Communicator, Group
 from ..communication.liveness.rank_status import Status, report_status
 from ..errors import SharedError, UserError
 from ..kernels import array_module
@@ -31,8 +31,8 @@ from .model_adapter import ModelAdapter
 from .non_finite import MOST_SKIPPED, NotFinite
 from .preparing import prepare_kernels
 from .recovery.base import NoRecovery, Recovery, begin_with_remaining
-from .recovery.rollback import COMMIT_EVERY, Rollback
-from .recovery.server_failover import ServedLearner, ServerFailover
+from .recovery.choice import recovery_of
+from .recovery.rollback import COMMIT_EVERY
 from .runner import AlgorithmRunner
 from .step import TrainingStep
 from .step_timer import StepTimer
@@ -176,11 +176,8 @@ class Learner(FixedAttributes):
         self.ledger = MinibatchLedger(algorithm, self.local_step)
         self.background_tasks = BackgroundTasks(self.fail)
         self._form_group()
-        if comm.fault_tolerant and algorithm.roles.together:
-            self.recovery = Rollback(self, self._reconfigure, self.agreed.options.commit_every)
-        elif comm.fault_tolerant and not isinstance(self.recovery, ServerFailover):
-            # Made once: if ranks fail during setup, the failover still knows this rank's shards.
-            self.recovery = ServerFailover(cast(ServedLearner, self), self._reconfigure)
+        every = self.agreed.options.commit_every
+        self.recovery = recovery_of(self, self._reconfigure, every, self.recovery)
         self.recovery.begin()
         report_status(Status.TRAINS)
 
@@ -224,8 +221,6 @@ class Learner(FixedAttributes):
         Raises:
             UserError: the ranks are not fault-tolerant.
         """
-        if not self.world.fault_tolerant:
-            raise UserError("recover: the ranks must survive each other (run --survive)")
         self.recovery.recover()
 
     def surviving(self, function: Callable[[], Result]) -> Result:
@@ -441,11 +436,7 @@ class Learner(FixedAttributes):
             self.background_tasks.end(failed=failed)
         finally:
             try:
-                self.runner.close(failed=failed)
-            except Exception as error:
-                if not can_recover(self.world, error):
-                    raise
-                self.recovery.give_up()
+                self.recovery.close(lambda: self.runner.close(failed=failed))
             finally:
                 self.timer.stop()
                 self.adapter.detach()
@@ -504,8 +495,7 @@ class Learner(FixedAttributes):
     def report(self) -> dict[str, Any] | None:
         """Return the algorithm's statistics of this rank's training so far (of all ranks' training,
         after `finish`), in a form that JSON can hold; None if there are none. Local."""
-        report, recovery = self.runner.report(), self.recovery.report()
-        return (report or {}) | {"recovery": recovery} if recovery else report
+        return (self.runner.report() or {}) | self.recovery.report() or None
 
     @property
     def distributed(self) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.clocks import ClockReading, compare_clocks, rank_0_time
-from ..communication.job_environment import fault_tolerant
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
 from ..trace import MOST_EVENTS, Trace
@@ -51,7 +50,7 @@ def traced(
     """
     instance("comm", comm, Communicator, "Communicator.world()")
     choice("after_errors", after_errors, BOTH)
-    file = comm.together(lambda: _writable(path, comm.rank == 0))
+    file = comm.together(lambda: _writable(path, comm))
     begin = compare_clocks(comm)
     trace, before = Trace(), comm.trace
     comm.trace = trace
@@ -70,12 +69,11 @@ def traced(
         comm.trace = before
 
 
-def _writable(path: str | os.PathLike[str], first: bool) -> Path:
+def _writable(path: str | os.PathLike[str], comm: Communicator) -> Path:
     """Return the path, after the first rank has tried to create the file."""
     file = checked_path("trace", path, "file")
-    if fault_tolerant():
-        raise UserError(f"trace={str(file)!r} needs all ranks to the end, not --survive")
-    if first:
+    comm.require_fixed_ranks(f"trace={str(file)!r} needs all ranks to the end, not --survive")
+    if comm.rank == 0:
         with writing("trace", file):
             if file.exists() and not file.is_file():  # never replace a folder or a device
                 raise UserError(f"trace={str(file)!r} must be a new file, or replace one")

@@ -79,7 +79,7 @@ def train(
                 losses[epoch] = learner.evaluate([data[comm.rank :: comm.size]], score)["loss"]
             learner.finish()
             assert learner.recovery is not None
-            lost = learner.recovery.report()
+            lost = learner.recovery.report()["recovery"]
         state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
         state["scale"] = np.array(scaler.get_scale())
         return state, learner.samples, lost, comm.size, losses, joins

@@ -67,6 +67,9 @@ class WithReplayLog(Communicator):
         """The communicator class behind this class."""
         return super()
 
+    def require_fixed_ranks(self, problem: str) -> None:
+        raise UserError(problem)
+
     def end_replay_log(self) -> None:
         """Stop recording and replay: training begins. Local."""
         self._record, self._replay = None, None

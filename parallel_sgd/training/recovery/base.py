@@ -7,16 +7,18 @@ present state. Both retry by the loop in `communication.retry`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from ...communication import Communicator, can_recover, reconfigure_ranks, retry
+from ...errors import UserError
 from ...state import StateReplaced
 from ..background_tasks import BackgroundTasks
 from ..state.stateful import Stateful
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class Recoverable(Stateful, Protocol):
@@ -95,12 +97,18 @@ class Recovery(ABC):
         """
 
     @abstractmethod
-    def give_up(self) -> None:
-        """Abandon all pending work, on all ranks. Local."""
+    def close(self, close: Callable[[], object]) -> None:
+        """Call a function that closes the learner. After a rank failure abandon all pending work
+        instead. Collective."""
+
+    @abstractmethod
+    def repeatable(self, items: Iterable[Item]) -> Iterable[Item]:
+        """Return the same items, readable again if a failure makes a function run again. Local."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Return the losses so far, in a form that JSON can hold. Local."""
+        """Return what was lost so far, under "recovery", in a form that JSON can hold; empty
+        without recovery. Local."""
 
     # Snapshots: without effect in recoveries without snapshots.
 
@@ -179,10 +187,13 @@ class NoRecovery(Recovery):
         complete()
 
     def recover(self, *, allow_join: bool = True) -> None:
-        raise NotImplementedError("only ranks of `parallel-sgd run --survive` recover")
+        raise UserError("recover: the ranks must survive each other (run --survive)")
 
-    def give_up(self) -> None:
-        raise NotImplementedError("only ranks of `parallel-sgd run --survive` recover")
+    def close(self, close: Callable[[], object]) -> None:
+        close()
+
+    def repeatable(self, items: Iterable[Item]) -> Iterable[Item]:
+        return items
 
     def report(self) -> dict[str, Any]:
         return {}
@@ -211,7 +222,27 @@ class Reconfiguring(Recovery):
         world = self._learner.world
         retry(world, lambda: None, lambda: self._continue(allow_join=allow_join), failed=True)
 
-    def give_up(self) -> None:
+    def close(self, close: Callable[[], object]) -> None:
+        try:
+            close()
+        except Exception as error:
+            self._require_recoverable(error)
+            self._give_up()
+
+    def repeatable(self, items: Iterable[Item]) -> Iterable[Item]:
+        return [*items] if isinstance(items, Iterator) else items
+
+    def report(self) -> dict[str, Any]:
+        world = self._learner.world
+        ranks = {"ranks": list(world.world_ranks), "ranks_lost": list(world.failed_ranks)}
+        return {"recovery": ranks | self._losses()}
+
+    @abstractmethod
+    def _losses(self) -> dict[str, int]:
+        """Return counts of what was lost so far, by name. Local."""
+
+    def _give_up(self) -> None:
+        """Abandon all pending work, on all ranks. Local."""
         if self._learner.world.generation == self._generation:
             self._learner.world.revoke()
         # bounded: waits for work of this rank, whose own waits are bounded
@@ -222,7 +253,7 @@ class Reconfiguring(Recovery):
         """Abandon pending work, and form a group of the present ranks. Collective."""
         world = self._learner.world
         is_first_to_notice = world.generation == self._generation
-        self.give_up()
+        self._give_up()
         if is_first_to_notice:
             world.reconfigure(allow_join=allow_join)
         self._generation = world.generation

@@ -252,11 +252,8 @@ class Rollback(Reconfiguring):
         self._take_snapshot(shared.final, self._session_state)
         self._print(clock - shared.samples, max(0, shared.values_lost - before))
 
-    def report(self) -> dict[str, Any]:
-        world = self._learner.world
+    def _losses(self) -> dict[str, int]:
         return {
-            "ranks": list(world.world_ranks),
-            "ranks_lost": list(world.failed_ranks),
             "samples_trained_again": self.losses.samples,
             "residual_values_lost": self.losses.values,
         }

@@ -246,11 +246,8 @@ class ServerFailover(Reconfiguring):
         if self._model is None:
             self._model = self._own_model()
 
-    def report(self) -> dict[str, Any]:
-        world = self._learner.world
+    def _losses(self) -> dict[str, int]:
         return {
-            "ranks": list(world.world_ranks),
-            "ranks_lost": list(world.failed_ranks),
             "samples_trained_again": 0,
             "residual_values_lost": self.losses.residuals,
             "server_values_lost": self.losses.model,

@@ -138,7 +138,12 @@ class TrainingRun:
             begun=self._begun,
             start=self._start,
             generation=self.learner.agreed.generation,
+            rank=self._own_rank,
         )
+
+    @property
+    def _own_rank(self) -> int:
+        return self.comm.world_ranks[self.comm.rank]
 
     def _continue_from(self, kept: RunState) -> None:
         """Restore the run's state after a rollback. Local.
@@ -147,8 +152,8 @@ class TrainingRun:
             kept: the result of `_recovery_state`, from this rank or another.
         """
         self.state, self._criterion = kept.state.copy(), kept.criterion
-        if self.learner.recovery.has_joined:
-            self.state.begin_row()  # the failed rank's sum is lost
+        if kept.rank != self._own_rank:
+            self.state.begin_row()  # the sum is that of another rank
         self.best_model.ended = kept.ended
         self.best_model.ends_with_best = kept.ends_with_best
         self.output.trained, self._begun = kept.trained, kept.begun
@@ -499,9 +504,8 @@ class TrainingRun:
 
         recovery.collective(saved)
         self._require_same_ranks()  # this rank may have rolled back before the other ranks
-        if recovery.ranks_may_change:  # if a rank has failed meanwhile, nothing may have been saved
-            recovery.attempt(self.learner.meet)
-            self._require_same_ranks()
+        recovery.attempt(self.learner.meet)  # if a rank has failed, nothing may have been saved
+        self._require_same_ranks()
 
     def _remove_later_checkpoints(self, samples: int = 0) -> None:
         """Remove checkpoints newer than the restored state. Collective.

@@ -172,6 +172,7 @@ class RunState:
         begun: all work before the first minibatch is done.
         start: samples at the start of the session.
         generation: of the ranks, at the latest comparison of arguments.
+        rank: this rank's number in the world at the start of the job.
     """
 
     state: SessionState
@@ -182,6 +183,7 @@ class RunState:
     begun: bool
     start: int
     generation: int
+    rank: int
 
 
 MAY_BE_NONE = {"train_loss", "best", "latest", "learning_rate"}
