@@ -182,14 +182,14 @@ test-python:
 
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
-test-openmpi-2: SELECTED = -m "not few_ranks"
-test-mpich-3: SELECTED = -m "(messages or ranks) and not few_ranks"
+test-mpich-1: SELECTED = -m messages
+test-mpich-3 test-openmpi-2: SELECTED = -m "messages and not few_ranks"
 test-openmpi-3: SELECTED = -m "few_ranks or (ranks and not messages)"
-test-openmpi-4: SELECTED = -m "not few_ranks"
+test-openmpi-4: SELECTED = -m "(messages or ranks) and not few_ranks"
 test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"
 
-# Worlds of three: what is about messages on MPICH alone, what takes long on Open MPI alone.
+# Every test runs on MPICH with two ranks. The other worlds run what depends on the MPI or on its size.
 define WORLD
 test-$(1)-$(2): .venv/$(1)/installed
 	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider -p no:hypothesispytest $$(SELECTED) tests/parallel

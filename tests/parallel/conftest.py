@@ -169,8 +169,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "messages: about what ranks send each other, so also on MPICH with three ranks; there "
-        "`make test` has algorithms in test_golden alone, and all of them on MPICH with two",
+        "messages: about what ranks send each other, so also on MPICH with one rank and with "
+        "three, and on Open MPI with two and four; `make test` runs algorithms there in "
+        "test_golden alone, and all of them on MPICH with two",
     )
     config.addinivalue_line(
         "markers",
