@@ -44,13 +44,14 @@ train: .venv/mpich/installed
 	$(call RUN,mpich,4) train.py --gradient-bits 1 --hidden 512 --epochs 40 \
 		--lr 0:0.3,40000:0.05 --compare-serial
 
-# Three at a time on two cores, since tests that start jobs mostly wait; worlds of more ranks have
-# their turn alone. The longest come first, so that all end together. What each target prints is kept together.
+# Three at a time on two cores: tests that start jobs mostly wait, so these come first. Worlds of more
+# ranks have their turn alone. What each target prints is kept together.
 THREE = $(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 ONE_RANK := $(filter %-1,$(WORLDS))
 
 test: $(MPIS:%=.venv/%/installed)
-	$(THREE) test-unit $(addprefix test-integration-,$(MPIS)) test-threads test-processes lint test-docs $(ONE_RANK)
+	$(THREE) $(addprefix test-integration-,$(MPIS)) test-threads test-unit test-processes \
+		$(ONE_RANK) test-docs lint
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
