@@ -45,6 +45,14 @@ class RanksLost(RuntimeError):
     """
 
 
+class RanksChanged(RanksLost):
+    """The ranks were reconfigured meanwhile: start again with the present ranks."""
+
+
+class RankFailed(RuntimeError):
+    """Another rank of a world of threads has ended with an error."""
+
+
 class PeerFailure(UserError):
     """A UserError caused by a silent or failed rank, and not by the program: a restart may
     succeed."""

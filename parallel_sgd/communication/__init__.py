@@ -6,9 +6,10 @@ Public names based on NumPy are imported on first use, since a launcher needs no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RankFailed, RanksChanged
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
 from .elastic.retry import can_recover, reconfigure_ranks, retry
-from .liveness.failure import RankFailed, RanksChanged, is_rank_failure
+from .liveness.abort import is_rank_failure
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 

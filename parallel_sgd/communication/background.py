@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
+from ..errors import RankFailed, RanksLost
 from .liveness import finish as finish_protocol  # noqa: F401  registers its exit handler first, so it runs after the one below
 from .liveness.abort import end_at_exit
-from .liveness.failure import RankFailed, is_rank_failure
 
 Result = TypeVar("Result")
 
@@ -141,12 +141,11 @@ class InBackground(Generic[Result]):
         assert self._function is not None
         try:
             self._result = self._function()
-        except (RankFailed, ProgramEnds) as error:  # reported elsewhere
+        except (RankFailed, RanksLost, ProgramEnds) as error:  # reported elsewhere
             self._error = error
         except BaseException as error:  # raised again in `result`
             self._error = error
-            if not is_rank_failure(error):  # every rank notices a rank failure itself
-                _failed.add(self)
+            _failed.add(self)
         finally:
             self._function = None  # frees the objects it refers to
             self._ended.set()

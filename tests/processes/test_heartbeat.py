@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from parallel_sgd.communication.elastic.eviction import evict_unresponsive_ranks, unresponsive
 from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.eviction import evict_unresponsive_ranks, unresponsive
 from parallel_sgd.communication.liveness.heartbeat import (
     HEARTBEAT_BYTES,
     Heartbeat,

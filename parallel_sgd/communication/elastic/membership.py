@@ -26,15 +26,18 @@ from typing import NoReturn, cast
 import numpy as np
 from mpi4py import MPI
 
+from ...errors import RanksLost
 from ..backoff import Backoff
 from ..liveness.abort import print_labelled
-from ..liveness.eviction import PeriodicEviction
-from ..liveness.failure import is_rank_failure
 from ..liveness.rank_status import Status, report_status
 from ..liveness.watchdog import Watchdog, standing_by
 from ..phrases import in_words
 from ..stderr import write_stderr
+from .eviction import PeriodicEviction
 from .next_group import Member, Membership, Role, new_membership
+from .retry import RankFailures
+
+_failures = RankFailures("the rendezvous")
 
 _FINISHED = 2  #: tag: the sender's program has finished
 
@@ -104,14 +107,11 @@ class Rendezvous:
                 self.revoke()
                 shrunk = cast(MPI.Intracomm, self._comm.Shrink())
                 group, made = None, None
-                try:
+                with contextlib.suppress(RanksLost), _failures:
                     group = new_membership(self._members(shrunk, allow_join), self.wanted)
                     made = self._split(shrunk, group)
                     if shrunk.Get_failed().size:  # then received data may be invalid
                         made = None
-                except MPI.Exception as error:
-                    if not is_rank_failure(error):
-                        raise
                 self._abandoned.append(self._comm)
                 self._comm = shrunk
                 if _all_agree(shrunk, made is not None):
@@ -160,12 +160,9 @@ class Rendezvous:
         self._finished.add(self._rank)
         for peer, rank in enumerate(self._known):
             if rank != self._rank:
-                try:
+                with contextlib.suppress(RanksLost), _failures:
                     # bounded: so short that it needs nobody
                     self._comm.Send(own, peer, _FINISHED)
-                except MPI.Exception as error:
-                    if not is_rank_failure(error):
-                        raise
 
     def _wait(self) -> MPI.Intracomm | None:
         """Wait until this rank joins a group, or all training ranks have finished (None)."""
@@ -185,21 +182,23 @@ class Rendezvous:
                     f"{in_words(killed)}: killed, and the others go on"
                 )
             try:
-                # bounded: for as long as others train; PeriodicEviction ends those that are stopped
-                while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
-                    sender = np.empty(1, np.int64)
-                    # bounded: it is here, and short
-                    self._comm.Recv(sender, MPI.ANY_SOURCE, _FINISHED)
-                    self._finished.add(int(sender[0]))
-            except MPI.Exception as error:
-                if not is_rank_failure(error):
-                    raise
+                self._receive_finished()
+            except RanksLost:
                 self._note_failures()
             if self._comm.Is_revoked():
                 comm = self.reconfigure(allow_join=True)
                 if comm is not None:
                     return comm
         return None
+
+    def _receive_finished(self) -> None:
+        with _failures:
+            # bounded: for as long as others train; PeriodicEviction ends those that are stopped
+            while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
+                sender = np.empty(1, np.int64)
+                # bounded: it is here, and short
+                self._comm.Recv(sender, MPI.ANY_SOURCE, _FINISHED)
+                self._finished.add(int(sender[0]))
 
     def _note_failures(self) -> None:
         """Record failed ranks. Any training ranks reconfigure without this rank's help."""
@@ -217,13 +216,10 @@ class Rendezvous:
 
 def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
     """Return True if all remaining ranks are ready; the same result on all ranks."""
-    try:
+    with contextlib.suppress(RanksLost), _failures:
         # bounded: reconfigure calls it in _waits()
         return bool(comm.Agree(int(ready)))
-    except MPI.Exception as error:
-        if not is_rank_failure(error):
-            raise
-        return False
+    return False
 
 
 def end_without_mpi(*, well: bool = True) -> NoReturn:

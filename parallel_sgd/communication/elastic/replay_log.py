@@ -15,10 +15,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import RanksLost, UserError
 from ...kernels import array_module, on_host
 from ..communicator import Communicator
-from ..liveness.failure import is_rank_failure
 from ..messages import Array
 from ..serialization import packed, unpacked
 from .retry import reconfigure_ranks
@@ -79,9 +78,7 @@ class WithReplayLog(Communicator):
         """Receive the replay log, on a joining standby rank. Collective."""
         try:
             self._share_replay_log()
-        except Exception as error:
-            if not is_rank_failure(error):
-                raise
+        except RanksLost:
             reconfigure_ranks(self)
 
     def _share_replay_log(self) -> None:

@@ -1,11 +1,13 @@
-"""Retry after failures of ranks: the one loop of all recoveries."""
+"""Recognize failures of ranks, and retry after failures: the one loop of all recoveries."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..liveness.failure import RanksChanged, is_rank_failure
+from ...errors import RanksChanged, RanksLost
+from ..liveness.abort import rank_failure_errors
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -52,7 +54,43 @@ def retry(
 
 def can_recover(comm: Communicator, error: BaseException) -> bool:
     """Return True if the remaining ranks can continue after an error. Local."""
-    return is_rank_failure(error) and comm.fault_tolerant and comm.fruitless <= MOST_FRUITLESS
+    return comm.fault_tolerant and reports_failure(error) and comm.fruitless <= MOST_FRUITLESS
+
+
+def reports_failure(error: BaseException | None) -> bool:
+    """Return True if an error of fault-tolerant ranks reports failed ranks. Local.
+
+    For several requests at once MPI reports only that some have failed. Open MPI's collectives
+    sometimes report an unspecific error: "known error not in list".
+    """
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return isinstance(error, RanksLost)
+    unspecific = {mpi.ERR_IN_STATUS, mpi.ERR_PENDING, mpi.ERR_OTHER, mpi.ERR_INTERN}
+    return error.Get_error_class() in rank_failure_errors(mpi) | unspecific
+
+
+def raise_rank_failure(error: BaseException | None, place: str) -> None:
+    """Raise `RanksLost` if an error of fault-tolerant ranks reports failed ranks. Local."""
+    if reports_failure(error):
+        raise RanksLost(f"a rank has died: found in {place}") from error
+
+
+class RankFailures:
+    """Context manager: raises `RanksLost` for MPI's errors about failed ranks. Local.
+
+    Args:
+        place: name of the work inside, for the message.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        raise_rank_failure(error, self._place)
 
 
 def reconfigure_ranks(comm: Communicator) -> None:

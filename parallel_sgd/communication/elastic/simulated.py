@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...errors import UserError
+from ...errors import RankFailed, UserError
 from ..background import end_rank_tasks
 from ..communicator import Communicator
-from ..liveness.failure import RankFailed
 from ..threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld
 from ..timeouts import TIMEOUT_S
 from .next_group import Member, Membership, Role, new_membership

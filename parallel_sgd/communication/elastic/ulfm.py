@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy.typing as npt
 from mpi4py import MPI
 
+from ...errors import RanksLost
+from ..endpoint import Bytes, Endpoint, Header, Transfer
 from ..job_environment import requested_spares
 from ..liveness.children import kill_children_with_this_process
 from ..liveness.finish import CollectiveCounter, call_last
 from ..liveness.heartbeat import own
 from ..liveness.watchdog import Watchdog
 from ..mpi.communicator import MpiCommunicator, begin
+from ..mpi.endpoint import MpiEndpoint, MpiTransfer
+from .eviction import EvictingWatchdog
 from .membership import Rendezvous
 from .replay_log import WithReplayLog
+from .retry import RankFailures
+
+ABANDONED_S = 5.0
+"""Time for pending operations to fail after their communicator is revoked, in seconds."""
+
+_failures = RankFailures("messages")
 
 _world: UlfmCommunicator | None = None
 
@@ -25,8 +42,7 @@ def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     global _world
     if _world is not None:
         return _world.duplicate()
-    watched = begin(timeout_s)
-    watched.fault_tolerant = True
+    watched = begin(timeout_s, EvictingWatchdog)
     kill_children_with_this_process()
     with watched("Communicator.world()"):
         rendezvous = Rendezvous(MPI.COMM_WORLD, requested_spares(), watched)
@@ -39,7 +55,123 @@ def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     return _world
 
 
-class UlfmCommunicator(WithReplayLog, MpiCommunicator):
+class FailureChecked:
+    """Context manager for a fault-tolerant collective: raises RanksLost after any rank failure.
+
+    MPI's own result is not enough: collectives of Open MPI have succeeded with bytes never sent.
+
+    Cost: about a microsecond.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, wait: AbstractContextManager[object], name: str
+    ) -> None:
+        self._comm, self._wait, self._name = comm, wait, name
+
+    def __enter__(self) -> None:
+        self._wait.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._wait.__exit__(kind, error, traceback)
+        failed = self._comm.Get_failed()
+        try:
+            if failed.size or self._comm.Is_revoked():
+                raise RanksLost(f"a rank has died: found after {self._name}") from error
+        finally:
+            failed.Free()
+
+
+class FailureCheckedCommunicator(MpiCommunicator):
+    """Ranks whose collectives and messages raise `RanksLost` after any rank failure.
+
+    Args: as `MpiCommunicator`.
+    """
+
+    def _waits(self, name: str) -> AbstractContextManager[object]:
+        return FailureChecked(self._comm, super()._waits(name), name)
+
+    def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
+        # Open MPI crashes if a rank revokes a communicator still being made by any rank.
+        # bounded: its callers are in _waits()
+        self._comm.Barrier()
+        return super()._of(comm, group)
+
+    def _part(self, comm: MPI.Intracomm, counter: CollectiveCounter) -> MpiCommunicator:
+        return FailureCheckedCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)
+
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        return UlfmEndpoint(self._comm, peers, serving, self._watched, self.world_ranks)
+
+
+class UlfmEndpoint(MpiEndpoint):
+    """Endpoint whose pending operations may be abandoned after a rank failure."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        peers: Sequence[int],
+        serving: bool,
+        watched: Watchdog,
+        world_ranks: Sequence[int],
+    ) -> None:
+        self._failed = False  # True after a rank failure
+        self._pending: list[MpiTransfer] = []
+        super().__init__(comm, peers, serving, watched, world_ranks)
+
+    def _raise_rank_failure(self, error: MPI.Exception) -> None:
+        try:
+            super()._raise_rank_failure(error)
+        except RanksLost:
+            self._failed = True
+            raise
+
+    def _transfer(
+        self,
+        peer: int,
+        requests: Sequence[MPI.Request],
+        arrays: Sequence[npt.NDArray[Any]],
+        *,
+        received: bool = False,
+    ) -> MpiTransfer:
+        transfer = super()._transfer(peer, requests, arrays, received=received)
+        self._pending = [transfer for transfer in self._pending if transfer.rest]
+        self._pending.append(transfer)
+        return transfer
+
+    def listen(self, peer: int) -> None:
+        with _failures:
+            super().listen(peer)
+
+    def receive(self, peer: int, body: Bytes) -> Transfer:
+        with _failures:
+            return super().receive(peer, body)
+
+    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
+        with _failures:
+            return super().send(peer, header, body)
+
+    def close(self) -> None:
+        if not self._failed:  # otherwise `abandon` handles pending requests
+            super().close()
+
+    def abandon(self) -> None:
+        self._failed, latest = True, time.monotonic() + ABANDONED_S
+        headers = [self._requests[self._places[peer]] for peer in self._listening]
+        bodies = [request for transfer in self._pending for request, _ in transfer.rest]
+        self._listening.clear()
+        for request in [*headers, *bodies]:
+            while not _has_ended(request) and time.monotonic() < latest:
+                time.sleep(1e-4)
+
+
+def _has_ended(request: MPI.Request) -> bool:
+    """Return True if a request has completed or failed."""
+    with contextlib.suppress(RanksLost), _failures:
+        return bool(request.Test())
+    return True
+
+
+class UlfmCommunicator(WithReplayLog, FailureCheckedCommunicator):
     """Ranks that continue after failures.
 
     Args:
@@ -59,7 +191,9 @@ class UlfmCommunicator(WithReplayLog, MpiCommunicator):
         *,
         cuda_aware: bool = False,
     ) -> None:
-        MpiCommunicator.__init__(self, comm, watched, _counter(rendezvous), cuda_aware=cuda_aware)
+        FailureCheckedCommunicator.__init__(
+            self, comm, watched, _counter(rendezvous), cuda_aware=cuda_aware
+        )
         WithReplayLog.__init__(
             self, standby=rendezvous.has_standby, joins=rendezvous.generation > 0
         )

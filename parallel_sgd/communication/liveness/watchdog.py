@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...errors import RanksLost
-from ..phrases import in_words, waiting_for_finished
+from ..phrases import waiting_for_finished
 from ..stderr import write_stderr
 from .abort import GRACE_S, user_location
 from .diagnosis import StatusQuery, missing_in_words, silent, stack_lines
-from .eviction import evict, evict_unresponsive_ranks
-from .failure import is_rank_failure
 from .finish import ON_ITS_WAY_S, CollectiveCounter, FinishProtocol, check_messages
 from .finish_wait import FinishWait
-from .heartbeat import RankState, own
+from .heartbeat import own
 from .rank_status import Status, report_status
 
 if TYPE_CHECKING:
@@ -35,9 +32,6 @@ CHECK_INTERVAL_S = 0.5
 #: Longest normal time between two checks. After a longer time the process was stopped, or got no
 #: core. The time then counts for no wait: batch systems stop all ranks together.
 _LONGEST_PAUSE_S = 3.0
-
-#: Time for MPI to report a failed rank, in seconds.
-_MPI_REPORTS_S = 10.0
 
 #: Time for a process that ends the job to exit itself, in seconds.
 _EXITS_S = 5.0
@@ -73,8 +67,7 @@ class Watchdog:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
         self.finish_protocol = finish_protocol
-        self.fault_tolerant = False  #: raise rank failures as `RanksLost`
-        # By world rank: when this rank first saw it finished or exited.
+        #: By world rank: time when this rank first saw that rank finished or exited.
         self._first_missing: dict[int, float] = {}
 
     def __call__(
@@ -138,52 +131,23 @@ class Watchdog:
             self._print_problem(wait)
 
     def _can_continue(self, wait: Wait, now: float) -> bool:
-        """Evict unresponsive ranks after a timeout. Return True if this rank may wait again.
-
-        True if this rank has evicted a rank, or an awaited rank has exited just now.
-        """
-        if not self.fault_tolerant or own.heartbeat_table is None:
-            return False
-        # Heartbeats are up to two checks old.
-        for_s = max(self.timeout_s - 2 * CHECK_INTERVAL_S, self.timeout_s / 2)
-        killed = evict_unresponsive_ranks(own.heartbeat_table, for_s)
-        if killed:
-            write_stderr(
-                f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
-                f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
-            )
-        missing = [n.rank for n in own.neighbours() if n.state(now) is RankState.EXITED]
-        if wait.counter is not None:  # otherwise an awaited rank may itself wait for any rank
-            missing = [rank for rank in missing if rank in wait.counter.ranks]
-        just_exited = [self._exited_just_now(rank, now) for rank in missing]
-        return bool(killed) or any(just_exited)
-
-    def _exited_just_now(self, rank: int, now: float) -> bool:
-        """Return True if MPI may not have reported the exit of a world rank yet."""
-        return now - self._first_missing.setdefault(rank, now) < _MPI_REPORTS_S
+        """Return True if this rank may wait again after a timeout."""
+        return False
 
     def continues_without(self, rank: int) -> bool:
         """Evict a world rank silent for `timeout_s`. Return True if the remaining ranks continue.
 
-        Also True if the rank has just exited, or is itself waiting: its own wait is checked
-        elsewhere. Local; only for a rank on this host.
+        Local; only for a rank on this host. False without fault tolerance: the job must end.
         """
-        now = time.monotonic()
-        neighbour = next((n for n in own.neighbours() if n.rank == rank), None)
-        if not self.fault_tolerant or neighbour is None:
-            return False
-        state = neighbour.state(now)
-        if state is RankState.EXITED:
-            return self._exited_just_now(rank, now)
-        if state is RankState.WAITS:
-            return True
-        if state is RankState.STANDS_BY:  # its program has finished and sends no more requests
-            return False
-        write_stderr(
-            f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
-            f"{self.timeout_s:g} s: killed, and the others go on"
-        )
-        return bool(evict([neighbour], show=True))
+        return False
+
+    def raise_rank_failure(self, error: BaseException, place: str) -> None:
+        """Raise `RanksLost` for an error that reports a failed rank, if ranks are fault-tolerant.
+
+        Args:
+            error: raised by MPI.
+            place: name of the wait.
+        """
 
     def _finished_ranks(self, wait: Wait, now: float) -> list[int]:
         """Return the finished ranks that this wait is for."""
@@ -280,8 +244,8 @@ class Wait:
         # bounded: a timer ends the process within seconds
         while _ending:  # this rank has announced the job's end: do not continue meanwhile
             time.sleep(0.01)
-        if error is not None and self.watchdog.fault_tolerant and is_rank_failure(error):
-            raise RanksLost(f"a rank has died: found in {self.name}") from error
+        if error is not None:
+            self.watchdog.raise_rank_failure(error, self.name)
 
 
 _waits: set[Wait] = set()  # current waits of all watchdogs

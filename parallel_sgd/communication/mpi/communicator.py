@@ -8,14 +8,13 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 from weakref import WeakSet
 
 import mpi4py
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import RanksLost
 from ...kernels import array_module
 from ..communicator import Closed, Communicator, Counts
 from ..endpoint import Endpoint
@@ -31,7 +30,7 @@ from ..liveness.abort import install_excepthook
 from ..liveness.finish import CollectiveCounter, finalize_at_exit, finish_protocol
 from ..liveness.heartbeat import own as own_heartbeat
 from ..liveness.rank_process import claim_world
-from ..liveness.watchdog import Wait, Watchdog, query_status
+from ..liveness.watchdog import Watchdog, query_status
 from ..messages import MOST_VALUES, Array, Messages, pieces_of
 from ..world_size import require_whole
 from .init_timeout import kill_if_longer_than
@@ -48,7 +47,7 @@ _worlds = itertools.count()  #: worlds made so far, the same number on every ran
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """Return all ranks of MPI.COMM_WORLD: see `Communicator.world`."""
-    watched, world = begin(timeout_s), MPI.COMM_WORLD
+    watched, world = begin(timeout_s, Watchdog), MPI.COMM_WORLD
     # A fault-tolerant rank cannot wait for all ranks to finish.
     reports_finish = (
         world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not fault_tolerant()
@@ -63,7 +62,10 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     return MpiCommunicator(comm, watched, counter, cuda_aware=cuda_aware)
 
 
-def begin(timeout_s: float) -> Watchdog:
+WatchdogT = TypeVar("WatchdogT", bound=Watchdog)
+
+
+def begin(timeout_s: float, kind: type[WatchdogT]) -> WatchdogT:
     """Initialize MPI if needed, check its ranks against the launcher, and return the watchdog."""
     claim_world()
     install_excepthook()
@@ -77,7 +79,7 @@ def begin(timeout_s: float) -> Watchdog:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
     require_whole(MPI.COMM_WORLD.size if matches else 1, vendor)
-    return Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
+    return kind(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
 
 
 class MpiCommunicator(Communicator):
@@ -196,22 +198,11 @@ class MpiCommunicator(Communicator):
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
         with self._waits("Communicator.duplicate()"):
-            return self._of(self._on_all_ranks(self._comm.Dup()), 0)
+            return self._of(self._comm.Dup(), 0)
 
     def split(self, group: int) -> MpiCommunicator:
         with self._waits("Communicator.split()"):
-            made = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
-            return self._of(self._on_all_ranks(made), group)
-
-    def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
-        """Return `made` once all ranks have it, if fault-tolerant.
-
-        Open MPI crashes if a rank revokes a communicator still being made by any rank.
-        """
-        if self._watched.fault_tolerant:
-            # bounded: its callers are in _waits()
-            self._comm.Barrier()
-        return made
+            return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)), group)
 
     def rebind(self, other: Communicator) -> None:
         super().rebind(other)
@@ -228,16 +219,19 @@ class MpiCommunicator(Communicator):
         self._counter.enter()
         wait = self._wait
         wait.name, wait.problem = name, self._problem
-        return FailureChecked(self._comm, wait) if self._watched.fault_tolerant else wait
+        return wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """Wrap a communicator of all or some of these ranks, with the same settings."""
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
         counter = self._counter.child(tuple(self.world_ranks[place] for place in places), group)
-        made = MpiCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)
+        made = self._part(comm, counter)
         made.trace, made._family = self.trace, self._family
         self._family.add(made)
         return made
+
+    def _part(self, comm: MPI.Intracomm, counter: CollectiveCounter) -> MpiCommunicator:
+        return MpiCommunicator(comm, self._watched, counter, cuda_aware=self._cuda_aware)
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         from .endpoint import MpiEndpoint
@@ -298,30 +292,6 @@ def _end_job_from_another_thread() -> None:
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         MPI.COMM_WORLD.Abort(1)
     os._exit(1)
-
-
-class FailureChecked:
-    """Context manager for a fault-tolerant collective: raises RanksLost after any rank failure.
-
-    MPI's own result is not enough: collectives of Open MPI have succeeded with bytes never sent.
-
-    Cost: about a microsecond.
-    """
-
-    def __init__(self, comm: MPI.Intracomm, wait: Wait) -> None:
-        self._comm, self._wait = comm, wait
-
-    def __enter__(self) -> None:
-        self._wait.__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._wait.__exit__(kind, error, traceback)
-        failed = self._comm.Get_failed()
-        try:
-            if failed.size or self._comm.Is_revoked():
-                raise RanksLost(f"a rank has died: found after {self._wait.name}") from error
-        finally:
-            failed.Free()
 
 
 def parts_of(array: Array, counts: Counts) -> list[Array]:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from ...errors import RanksLost
 from ..endpoint import (
     HEADER_LENGTH,
     Bytes,
@@ -21,13 +20,10 @@ from ..endpoint import (
     Transfer,
     send_and_receive_tags,
 )
-from ..liveness.failure import is_rank_failure
 from ..liveness.watchdog import Watchdog
 from ..messages import pieces_of
 
 PIECE = 1 << 30  #: most bytes of a message: some MPIs count only to 2^31
-ABANDONED_S = 5.0
-"""Time for pending operations to fail after their communicator is revoked, in seconds."""
 
 
 class MpiEndpoint(Endpoint):
@@ -54,8 +50,6 @@ class MpiEndpoint(Endpoint):
         self._comm, self.rank = comm, comm.rank
         self._out, self._in = send_and_receive_tags(serving)
         self._listening: set[int] = set()
-        self._failed = False  # True after a rank failure
-        self._under_way: list[MpiTransfer] = []  # pending transfers, if fault-tolerant
         # Room for longer headers, such as those of another version: refused as invalid.
         self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
@@ -85,26 +79,27 @@ class MpiEndpoint(Endpoint):
                 arrived.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
-            raise self._translated(error) from error
+            self._raise_rank_failure(error)
+            raise
         return arrived
 
-    def _translated(self, error: MPI.Exception) -> Exception:
-        """Return the exception to raise for an MPI error."""
-        if not (self._watched.fault_tolerant and is_rank_failure(error)):
-            return error
-        self._failed = True
-        return RanksLost("a rank has died: found in messages")
+    def _raise_rank_failure(self, error: MPI.Exception) -> None:
+        self._watched.raise_rank_failure(error, "messages")
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
-        return self._track(MpiTransfer(peer, requests, pieces, self._translated, received=True))
+        return self._transfer(peer, requests, pieces, received=True)
 
-    def _track(self, transfer: MpiTransfer) -> MpiTransfer:
-        if self._watched.fault_tolerant:
-            self._under_way = [transfer for transfer in self._under_way if transfer.rest]
-            self._under_way.append(transfer)
-        return transfer
+    def _transfer(
+        self,
+        peer: int,
+        requests: Sequence[MPI.Request],
+        arrays: Sequence[npt.NDArray[Any]],
+        *,
+        received: bool = False,
+    ) -> MpiTransfer:
+        return MpiTransfer(peer, requests, arrays, self._raise_rank_failure, received=received)
 
     def next_body_length(self, peer: int) -> int:
         here = self._next_piece(peer) or 0
@@ -125,7 +120,8 @@ class MpiEndpoint(Endpoint):
         try:
             here = self._comm.Iprobe(peer, self._in + 1, status)
         except MPI.Exception as error:
-            raise self._translated(error) from error
+            self._raise_rank_failure(error)
+            raise
         return status.Get_count(MPI.BYTE) if here else None
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
@@ -133,11 +129,9 @@ class MpiEndpoint(Endpoint):
         pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return self._track(MpiTransfer(peer, requests, [*pieces, header], self._translated))
+        return self._transfer(peer, requests, [*pieces, header])
 
     def close(self) -> None:
-        if self._failed:  # pending requests are handled by `abandon`
-            return
         for peer, place in self._places.items():
             request = self._requests[place]
             if request == MPI.REQUEST_NULL:
@@ -148,15 +142,6 @@ class MpiEndpoint(Endpoint):
                 request.Wait()
             request.Free()
             self._requests[place] = MPI.REQUEST_NULL
-
-    def abandon(self) -> None:
-        self._failed, latest = True, time.monotonic() + ABANDONED_S
-        headers = [self._requests[self._places[peer]] for peer in self._listening]
-        bodies = [request for transfer in self._under_way for request, _ in transfer.rest]
-        self._listening.clear()
-        for request in [*headers, *bodies]:
-            while not _has_ended(request) and time.monotonic() < latest:
-                time.sleep(1e-4)
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
         return self._watched(name, peer=self._in_world[peer])
@@ -179,23 +164,13 @@ def _pieces_of(body: Bytes | None) -> list[Bytes]:
     return pieces_of(body, PIECE) if body is not None and body.size else []
 
 
-def _has_ended(request: MPI.Request) -> bool:
-    """Return True if a request has completed or failed."""
-    try:
-        return bool(request.Test())
-    except MPI.Exception as error:
-        if not is_rank_failure(error):
-            raise
-        return True
-
-
 class MpiTransfer:
     """Pending MPI requests of a message, each with its array.
 
     Args:
         peer: the remote rank.
         requests, arrays: the requests, each with its array.
-        translate: returns the exception to raise for an MPI error.
+        raise_rank_failure: called with an error of MPI; raises `RanksLost` for a failed rank.
         received: the arrays must be filled completely.
 
     Attributes:
@@ -209,11 +184,12 @@ class MpiTransfer:
         peer: int,
         requests: Sequence[MPI.Request],
         arrays: Sequence[npt.NDArray[Any]],
-        translate: Callable[[MPI.Exception], Exception],
+        raise_rank_failure: Callable[[MPI.Exception], object],
         *,
         received: bool = False,
     ) -> None:
-        self.peer, self._translated, self._received = peer, translate, received
+        self.peer, self._received = peer, received
+        self._raise_rank_failure = raise_rank_failure
         self.rest = list(zip(requests, arrays, strict=True))
 
     def done(self) -> bool:
@@ -228,7 +204,8 @@ class MpiTransfer:
                 if error.Get_error_class() == MPI.ERR_TRUNCATE:
                     self.rest.pop()
                     raise OtherLength from error
-                raise self._translated(error) from error
+                self._raise_rank_failure(error)
+                raise
             self.rest.pop()
             if self._received and status.Get_count(MPI.BYTE) != array.nbytes:
                 raise OtherLength

@@ -85,7 +85,11 @@ class MpiMessages(Messages):
         # bounded: as long as the GPU is ready
         while self._waiting and is_done(self._xp, self._waiting[0][0]):
             self._waiting.popleft()[1]()
-        ended = MPI.Request.Testsome(self._requests) if self._requests else None
+        try:
+            ended = MPI.Request.Testsome(self._requests) if self._requests else None
+        except MPI.Exception as error:
+            self._watched.raise_rank_failure(error, "messages")
+            raise
         if not ended:
             return False
         then = [self._then[i] for i in ended]
@@ -110,8 +114,7 @@ class MpiMessages(Messages):
     ) -> None:
         """Begin to send or receive. Long arrays travel as several messages, in order."""
         if array.size <= self.most_values:
-            self._requests.append(begin(array, peer, tag))
-            self._then.append(then)
+            self._post(begin, array, peer, tag, then)
             return
         pieces = pieces_of(array, self.most_values)
         left = len(pieces)
@@ -123,8 +126,17 @@ class MpiMessages(Messages):
                 then()
 
         for piece in pieces:
-            self._requests.append(begin(piece, peer, tag))
-            self._then.append(ended)
+            self._post(begin, piece, peer, tag, ended)
+
+    def _post(
+        self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
+    ) -> None:
+        try:
+            self._requests.append(begin(array, peer, tag))
+        except MPI.Exception as error:
+            self._watched.raise_rank_failure(error, "messages")
+            raise
+        self._then.append(then)
 
     def _staging_of(self, array: Array) -> Staging:
         if self._staging is None:

@@ -12,12 +12,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import RanksLost, SharedError, UserError
+from ...errors import RankFailed, RanksLost, SharedError, UserError
 from ...validation import integer, kind_of, line_of
 from ..background import end_rank_tasks
 from ..communicator import Closed, Communicator, Counts
 from ..endpoint import Endpoint
-from ..liveness.failure import RankFailed
 from ..liveness.watchdog import REPORT_PROBLEM_AFTER_S
 from ..messages import Array, Messages
 from ..phrases import different_calls, in_words, waiting_for_finished

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
-from ...errors import RanksLost, UserError
+from ...errors import RankFailed, RanksLost, UserError
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
-from ..liveness.failure import RankFailed
 from ..liveness.finish import ON_ITS_WAY_S
 from ..phrases import waiting_for_finished
 

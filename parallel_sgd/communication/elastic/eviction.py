@@ -1,4 +1,4 @@
-"""Find and kill unresponsive ranks of this host, so that the remaining ranks can continue.
+"""Kill unresponsive ranks of this host, so that the remaining ranks can continue.
 
 Works without MPI, so also after a communicator has failed. Everything here is local.
 """
@@ -10,9 +10,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .heartbeat import FRESH_S, SHOW_STACKS, SHOWN_S, Heartbeat, HeartbeatTable, RankState, own
+from ..liveness.heartbeat import (
+    FRESH_S,
+    SHOW_STACKS,
+    SHOWN_S,
+    Heartbeat,
+    HeartbeatTable,
+    RankState,
+    own,
+)
+from ..liveness.watchdog import CHECK_INTERVAL_S, Wait, Watchdog
+from ..phrases import in_words
+from ..stderr import write_stderr
+from .retry import raise_rank_failure
 
-_CHECK_INTERVAL_S = 1.0
+#: Shortest interval between two evictions by a standby or finished rank, in seconds.
+_EVICTION_INTERVAL_S = 1.0
+
+#: Time for MPI to report a failed rank, in seconds.
+_MPI_REPORTS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,7 @@ class PeriodicEviction:
         """
         last_s = self._checked_s
         now = time.monotonic()
-        if own.heartbeat_table is None or now - last_s < _CHECK_INTERVAL_S:
+        if own.heartbeat_table is None or now - last_s < _EVICTION_INTERVAL_S:
             return []
         self._checked_s = now
         return (
@@ -116,3 +132,61 @@ class PeriodicEviction:
             if now - last_s < FRESH_S
             else []
         )
+
+
+class EvictingWatchdog(Watchdog):
+    """A watchdog of fault-tolerant ranks: kills unresponsive ranks in place of the whole job.
+
+    Raises `RanksLost` in a wait for a failed rank.
+    """
+
+    def raise_rank_failure(self, error: BaseException, place: str) -> None:
+        raise_rank_failure(error, place)
+
+    def _can_continue(self, wait: Wait, now: float) -> bool:
+        """Evict unresponsive ranks after a timeout. Return True if this rank may wait again.
+
+        True if this rank has evicted a rank, or an awaited rank has exited just now.
+        """
+        if own.heartbeat_table is None:
+            return False
+        # Heartbeats are up to two checks old.
+        for_s = max(self.timeout_s - 2 * CHECK_INTERVAL_S, self.timeout_s / 2)
+        killed = evict_unresponsive_ranks(own.heartbeat_table, for_s)
+        if killed:
+            write_stderr(
+                f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
+                f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
+            )
+        missing = [n.rank for n in own.neighbours() if n.state(now) is RankState.EXITED]
+        if wait.counter is not None:  # otherwise an awaited rank may itself wait for any rank
+            missing = [rank for rank in missing if rank in wait.counter.ranks]
+        just_exited = [self._exited_just_now(rank, now) for rank in missing]
+        return bool(killed) or any(just_exited)
+
+    def _exited_just_now(self, rank: int, now: float) -> bool:
+        """Return True if MPI may not have reported the exit of a world rank yet."""
+        return now - self._first_missing.setdefault(rank, now) < _MPI_REPORTS_S
+
+    def continues_without(self, rank: int) -> bool:
+        """Evict a world rank silent for `timeout_s`. Return True if the remaining ranks continue.
+
+        Also True if the rank has just exited, or is itself waiting: its own wait is checked
+        elsewhere.
+        """
+        now = time.monotonic()
+        neighbour = next((n for n in own.neighbours() if n.rank == rank), None)
+        if neighbour is None:
+            return False
+        state = neighbour.state(now)
+        if state is RankState.EXITED:
+            return self._exited_just_now(rank, now)
+        if state is RankState.WAITS:
+            return True
+        if state is RankState.STANDS_BY:  # its program has finished and sends no more requests
+            return False
+        write_stderr(
+            f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
+            f"{self.timeout_s:g} s: killed, and the others go on"
+        )
+        return bool(evict([neighbour], show=True))
