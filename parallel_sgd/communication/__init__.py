@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RankFailed, RanksChanged
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
 from .elastic.retry import can_recover, reconfigure_ranks, retry
-from .liveness.abort import is_rank_failure
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
@@ -39,7 +38,6 @@ __all__ = [
     "can_recover",
     "checked_timeout",
     "default_timeout",
-    "is_rank_failure",
     "program_ends",
     "reconfigure_ranks",
     "retry",

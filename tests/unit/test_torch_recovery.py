@@ -176,5 +176,5 @@ def test_other_algorithms_go_on(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("what", [psgd.torch.init_process_group, psgd.torch.hook_state])
 def test_pytorchs_process_group_is_refused(what: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="cannot go on without a rank that has died"):
+    with pytest.raises(UserError, match="cannot continue without a failed rank"):
         simulate_recovery(2, what)

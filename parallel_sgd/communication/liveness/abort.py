@@ -245,16 +245,6 @@ def rank_failure_errors(mpi: Any) -> set[int]:
     return {getattr(mpi, name) for name in names if hasattr(mpi, name)}
 
 
-def is_rank_failure(error: BaseException | None) -> bool:
-    """Return True if an error, ours or MPI's, reports failed ranks. Local."""
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    return isinstance(error, RanksLost) or (
-        mpi is not None
-        and isinstance(error, mpi.Exception)
-        and error.Get_error_class() in rank_failure_errors(mpi)
-    )
-
-
 def print_error(text: str, *, shared: bool = False) -> None:
     """Let the launcher print an error, once for all ranks with the same text; else print here.
 

@@ -8,15 +8,16 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self, cast
 
 from ...array_files import require_safetensors
-from ...communication import Communicator, InBackground, is_rank_failure
+from ...communication import Communicator, InBackground
 from ...communication.job_environment import job_name
 from ...communication.liveness.rank_status import Status, report_status
-from ...errors import SharedError, SharedProblem, UserError
+from ...errors import RanksLost, SharedError, SharedProblem, UserError
 from ...options import values_of
 from ...plain_values import to_json
 from ...state import weight_of
@@ -197,9 +198,7 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         if writing is not None:
             _remove_pending(writing)
-            if not is_rank_failure(
-                writing.error()
-            ):  # after a rank failure the previous checkpoint is the newest
+            with suppress(RanksLost):  # then the previous checkpoint is the newest
                 self._written = writing.result()
         return self._written
 
