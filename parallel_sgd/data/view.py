@@ -68,7 +68,7 @@ class FeedView(Protocol):
         """
 
     @property
-    def may_rewind(self) -> bool:
+    def may_roll_back(self) -> bool:
         """True if training may roll back into the pass, even after its last minibatch. Local."""
 
     @property

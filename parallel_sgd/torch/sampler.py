@@ -194,7 +194,7 @@ class MinibatchSampler(Sampler[list[int]]):
             while True:
                 try:
                     last = yield from self._minibatches(feed, end)
-                    if feed.may_rewind:
+                    if feed.may_roll_back:
                         yield from self._until_trained(feed, last)
                         feed.complete()
                     return

@@ -56,7 +56,7 @@ class Feed(Pass):
         self._require_going_on()
 
     @property
-    def may_rewind(self) -> bool:
+    def may_roll_back(self) -> bool:
         """True if training may roll back into the pass, also after its last minibatch. Local."""
         return self._recovery.ranks_may_change
 

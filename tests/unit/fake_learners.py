@@ -37,7 +37,7 @@ class Learner:
     distributed: bool = True
     samples: int = 0
     expected: tuple | None = None
-    may_rewind: bool = False
+    may_roll_back: bool = False
 
     def announce(self, samples, total):
         self.expected = samples, total

@@ -139,7 +139,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                 try:
                     for number in epochs(feed):
                         yield from self._epoch(number, feed, learner)
-                    if not feed.may_rewind:
+                    if not feed.may_roll_back:
                         return
                     if not feed.trained:
                         # Minibatches were fetched ahead: issue an empty one, to return here only

@@ -38,7 +38,7 @@ class RecoveryStatus:
 
     Attributes:
         completed: True if the rank has the final model.
-        pulled: progress of a worker; None from servers and from ranks that join.
+        progress: of a worker; None from servers and from ranks that join.
         samples: the rank's clock.
         total: samples of all ranks in the rank's current step, or in its latest one.
         began: True if the warm start, if any, is over for the servers, too.
@@ -49,7 +49,7 @@ class RecoveryStatus:
     """
 
     completed: bool
-    pulled: WorkerProgress | None
+    progress: WorkerProgress | None
     samples: int
     total: int
     began: bool

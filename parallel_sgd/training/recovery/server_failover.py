@@ -260,11 +260,11 @@ class ServerFailover(Reconfiguring):
     def _status(self) -> RecoveryStatus:
         learner, state, world = self._learner, self._learner.state, self._learner.world
         known = self._served >= 0
-        pulled = None
+        progress = None
         if known and not learner.serves and not self._completed:
             client = state.client
             pushing = client.pending_push
-            pulled = WorkerProgress(
+            progress = WorkerProgress(
                 rank=world.world_ranks[world.rank],
                 generation=self._served,
                 versions=client.versions,
@@ -274,7 +274,7 @@ class ServerFailover(Reconfiguring):
         statistics = state.table
         return RecoveryStatus(
             completed=self._completed,
-            pulled=pulled,
+            progress=progress,
             samples=learner.samples,
             total=state.minibatch.total if state.minibatch else learner.last_samples,
             began=state.began or learner.serves,
@@ -296,18 +296,18 @@ class ServerFailover(Reconfiguring):
             return
         x, state = learner.parameters.flat, learner.state
         own = self._own_model() if self._model is None else self._model
-        pulled = [status.pulled for status in statuses]
-        knows = pulled[world.rank] is not None
+        progress = [status.progress for status in statuses]
+        knows = progress[world.rank] is not None
         latest = state.pulled if knows else x
         copy = own if latest is x else on_host(latest)
-        whole = assemble(world, self._shards, pulled, copy, state.buffers)
-        begins = not whole.held and not any(pulled)
+        whole = assemble(world, self._shards, progress, copy, state.buffers)
+        begins = not whole.held and not any(progress)
         if begins:
             whole.vectors[0][...] = own
         else:
             self._require_rows(whole)
         workers = [
-            pulled[rank] or WorkerProgress(world.world_ranks[rank], -1, [], 0, 0)
+            progress[rank] or WorkerProgress(world.world_ranks[rank], -1, [], 0, 0)
             for rank in learner.group.workers
         ]
         tables = self._tables()
@@ -334,15 +334,15 @@ class ServerFailover(Reconfiguring):
     def _resume_client(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
         """Set this worker's client to the versions and clocks of the new servers."""
         learner, state = self._learner, self._learner.state
-        pulled, client = workers[learner.comm.rank], state.client
+        progress, client = workers[learner.comm.rank], state.client
         pending = client.pending_push
         if pending is not None:
             pending.record_failure(
-                self._arrived(whole, workers, pulled, pending.clock), whole.missing
+                self._arrived(whole, workers, progress, pending.clock), whole.missing
             )
-        client.clock, client.samples = pulled.clock, whole.samples
-        client.versions = [max(0, whole.version - whole.lag(pulled))] * client.servers
-        if state.base is not None and pulled.generation < 0:
+        client.clock, client.samples = progress.clock, whole.samples
+        client.versions = [max(0, whole.version - whole.lag(progress))] * client.servers
+        if state.base is not None and progress.generation < 0:
             state.base[...] = self._learner.parameters.flat
 
     def _arrived(
