@@ -31,7 +31,7 @@ from parallel_sgd.errors import SharedError
 from parallel_sgd.models import MLP
 from parallel_sgd.options import option, options
 from parallel_sgd.trace import NO_TRACE, Trace
-from parallel_sgd.training import learner, trace_file
+from parallel_sgd.training import step_timer, trace_file
 from parallel_sgd.training.trace_file import traced
 
 AHEAD_S = 1000.0  #: by which the clock of every rank is ahead of that of the rank before
@@ -252,7 +252,7 @@ def printed(monkeypatch):
     def say(line, flush):
         lines.append((line, time.perf_counter()))
 
-    monkeypatch.setattr(learner, "print", say, raising=False)
+    monkeypatch.setattr(step_timer, "print", say, raising=False)
     return lines
 
 
