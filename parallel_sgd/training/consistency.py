@@ -32,10 +32,10 @@ ALWAYS, NOW_AND_THEN = 32, 16
 FEW = 16  #: values of a gradient
 
 SAME_GRADIENTS = (
-    f"all ranks have had the same gradient, to the bit, {IN_A_ROW} times in a row: they seem to "
-    "train on the same samples. Deal samples out to the ranks: by parallel_sgd.torch.sampler as "
-    "the batch_sampler of a DataLoader, or by a parallel_sgd.data.Source. A DataLoader without a "
-    "sampler of ranks gives every rank all samples, with shuffle=True, too"
+    f"all ranks have had the same gradient, to the bit, {IN_A_ROW} times in a row: the ranks seem "
+    "to train on the same samples. Give each rank its own samples: by parallel_sgd.torch.sampler "
+    "as the batch_sampler of a DataLoader, or by a parallel_sgd.data.Source. A DataLoader without "
+    "a sampler of ranks gives every rank all samples, also with shuffle=True"
 )
 
 STEP, FAIL, LOAD, MEET, FINISH = range(5)
@@ -135,12 +135,12 @@ class ConsistencyCheck:
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
+            "call of the ranks": f"{CALLS[self._call]} of learner {self._number}"
         }
         if self._call != LOAD:
             issued, clock = self._ledger.issued, self._ledger.clock
-            facts["samples of the minibatches so far (one step for each)"] = issued
-            facts["samples that were trained on so far"] = clock
+            facts["samples issued so far (one step for each minibatch)"] = issued
+            facts["samples trained on so far"] = clock
         return facts | {name: f"{value:016x}" for name, value in self._checksums.items()}
 
     def _mark(self) -> int:

@@ -88,8 +88,8 @@ class Feed(Pass):
         self._require_going_on()
         if self._ledger.feed is not self:
             self._fail(
-                "a source's minibatches must not be gone on with after another source has begun, "
-                "training has failed, or a checkpoint was loaded: take them anew from the source"
+                "minibatches of a source must not be continued after another source has begun, "
+                "training has failed, or a checkpoint was loaded: iterate over the source again"
             )
         self._ledger.add(samples, total, self)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..errors import UserError
 
-AS_MADE = "it stays what the learner was made with: close this one, and make another"
+AS_MADE = "it is fixed when the learner is made: close this learner, and make a new one"
 
 _NOTHING = object()
 

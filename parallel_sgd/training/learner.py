@@ -109,8 +109,8 @@ class Learner(FixedAttributes):
     ) | {
         "gradient": "fill it in place, learner.gradient.flat[...] = gradient.flat",
         "parameters": "change them in place, learner.parameters.flat[...] = parameters.flat",
-        "lr": "the optimizer has it; give that a schedule (parallel_sgd.schedules), or set "
-        "group['lr'] of a PyTorch optimizer's param_groups",
+        "lr": "the optimizer has the learning rate: give the optimizer a schedule "
+        "(parallel_sgd.schedules), or set group['lr'] of a PyTorch optimizer's param_groups",
     }
 
     def __init__(

@@ -18,7 +18,7 @@ from ..validation import integer
 MOST_SAMPLES = 2**40
 """Most samples of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
-DISCARD_HINT = "; learner.discard_issued() leaves out what is left"
+DISCARD_HINT = "; learner.discard_issued() skips the remaining minibatches"
 
 
 class Pass:
@@ -149,9 +149,9 @@ class MinibatchLedger:
             if not self._waiting:
                 if self._fed:
                     raise UserError(
-                        f"samples={samples} must be those of a minibatch, but the source has given "
-                        "none since the step before (learner.discard_issued() goes on without a "
-                        "source)"
+                        f"samples={samples} must be the samples of a minibatch, but the source has "
+                        "issued no minibatch since the last step (learner.discard_issued() "
+                        "continues without a source)"
                     )
                 self._step_began = self.clock
                 return None
@@ -232,9 +232,10 @@ class MinibatchLedger:
                 taken += self._waiting.popleft().local
         if taken != samples:
             raise UserError(
-                f"samples={samples}: ranks have died, and minibatches that were fetched ahead, of "
-                f"{taken} samples, are dealt out anew; here they are added up with others, which "
-                "must not be (a step for each minibatch, or a DataLoader with num_workers=0)"
+                f"samples={samples}: ranks have failed, and minibatches of {taken} samples, "
+                "fetched ahead, are issued again; this step must not add them up with further "
+                "minibatches (take a step for each minibatch, or use a DataLoader with "
+                "num_workers=0)"
             )
         return True
 
@@ -303,7 +304,7 @@ class MinibatchLedger:
             skipped = 0 if self._algorithm.roles.together else sum(m.local for m in ended)
         if skipped:
             raise UserError(
-                f"no step was taken with the last {skipped} samples that the source gave"
+                f"no step was taken with the last {skipped} samples that the source issued"
                 + DISCARD_HINT
             )
 
@@ -324,7 +325,7 @@ class MinibatchLedger:
                 break
             added, count = added - minibatch.local, count - 1
         raise UserError(
-            f"samples={samples} must be the {first} of the minibatches that the source gave"
+            f"samples={samples} must be {first}, as in the minibatches that the source issued"
             + ("" if self._algorithm.roles.together else DISCARD_HINT)
         )
 
@@ -370,6 +371,6 @@ class MinibatchLedger:
         end = self._algorithm.distributed_after
         if clock < end <= last:
             raise UserError(
-                f"one step must not take minibatches from both sides of distributed_after: they "
-                f"begin at {clock} to {last} samples"
+                f"the minibatches of a step must all begin before distributed_after={end}, or all "
+                f"after: they begin at {clock} to {last} samples"
             )

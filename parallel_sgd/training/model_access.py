@@ -44,7 +44,7 @@ class ModelAccess:
     def require_open(self) -> None:
         """Refuse a call on a closed learner. Local."""
         if self.is_closed:
-            raise UserError("this learner is closed: after close() it cannot train any more")
+            raise UserError("this learner is closed: it cannot train after close()")
 
     def require_own(self, name: str) -> None:
         """Refuse a call that continues training while the common model is shown. Local.
@@ -54,6 +54,6 @@ class ModelAccess:
         """
         if self.is_shown:
             raise UserError(
-                f"{name} must come after the `with` block of evaluation() or shared_model(): in it "
-                "the model is the one that all ranks have in common, and not this rank's own"
+                f"{name} must come after the `with` block of evaluation() or shared_model(): in "
+                "the block the model is the common model of all ranks, not this rank's own"
             )

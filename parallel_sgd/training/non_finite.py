@@ -21,8 +21,8 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
     own = type(algorithm).skip is not Algorithm.skip
     if not (own or algorithm.synchronizes_every_step):
         raise UserError(
-            f"not_finite='skip': {type(algorithm).__name__} does not synchronize in every step, "
-            "and has no skip"
+            f"not_finite='skip' needs an algorithm that can skip: {type(algorithm).__name__} does "
+            "not synchronize in every step, and has no skip method"
         )
 
 

@@ -83,8 +83,8 @@ class TrainingStep:
         learner = self._learner
         if learner.serves:
             raise UserError(
-                f"rank {learner.world.rank} is a server and takes no step: call learner.finish() "
-                "there, which serves (sources give it no minibatches)"
+                f"rank {learner.world.rank} is a server and takes no steps: call learner.finish() "
+                "on this rank, which serves (sources give servers no minibatches)"
             )
         comm, ledger, consistency = learner.comm, learner.ledger, learner.consistency
         consistency.begin(STEP, comm)

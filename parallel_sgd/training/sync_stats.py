@@ -132,7 +132,7 @@ class SyncPerformance(Trace):
         own = f"{self._own_samples / total_s:,.0f}"
         rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
         if self._asynchronous:
-            rates = f"{own} samples/s by rank {rank}, one of {ranks} at their own paces"
+            rates = f"{own} samples/s by rank {rank}, one of {ranks} asynchronous workers"
         text = (
             f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "
@@ -147,6 +147,6 @@ class SyncPerformance(Trace):
         if self._synchronizations or self._exchanged or not self._steps:
             return None  # _exchanged: by `finish`, after a last block that was not full
         return (
-            f"sync_perf_stats={self._every}: in none of {self._steps} steps have ranks exchanged "
-            'arrays; an algorithm that does says so by `with comm.trace.span("exchange")`'
+            f"sync_perf_stats={self._every}: the ranks exchanged no arrays in {self._steps} steps; "
+            'an algorithm marks an exchange by `with comm.trace.span("exchange")`'
         )

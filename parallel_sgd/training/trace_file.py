@@ -72,11 +72,15 @@ def traced(
 def _writable(path: str | os.PathLike[str], comm: Communicator) -> Path:
     """Return the path, after the first rank has tried to create the file."""
     file = checked_path("trace", path, "file")
-    comm.require_fixed_ranks(f"trace={str(file)!r} needs all ranks to the end, not --survive")
+    comm.require_fixed_ranks(
+        f"trace={str(file)!r} needs all ranks until the end, and must not be given with --survive"
+    )
     if comm.rank == 0:
         with writing("trace", file):
             if file.exists() and not file.is_file():  # never replace a folder or a device
-                raise UserError(f"trace={str(file)!r} must be a new file, or replace one")
+                raise UserError(
+                    f"trace={str(file)!r} must be a new file, or an existing file to replace"
+                )
             file.parent.mkdir(parents=True, exist_ok=True)
         require_writable("trace", file)
     return file
@@ -112,7 +116,7 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
     if skipped and comm.rank == 0:
         print(
             f"parallel_sgd: trace {str(file)!r} holds the first {MOST_EVENTS:,} intervals of each "
-            f"rank; {skipped:,} are left out",
+            f"rank; {skipped:,} more are skipped",
             file=sys.stderr,
             flush=True,
         )

@@ -146,7 +146,7 @@ def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(fold
     """And they have all of its pushes; whose rank is the first has the first one's duties."""
     code, output = lose(folder, "SIGKILL", 30, "--survive")
     assert code == 0, output
-    assert "ranks that have died: 1; 2 train on, 1 serve" in output
+    assert "failed ranks: 1; workers: 2; servers: 1" in output
     assert output.count("final -90.0 [40, 40]") == 2
 
 
@@ -180,7 +180,7 @@ def test_a_server_that_is_killed_is_replaced_by_those_left_where_mpi_allows(fold
     (folder / "server.py").write_text(script)
     code, output = finished("run", "-n", "3", "--survive", "server.py", "30", "no")
     assert code == 0, output
-    assert "ranks that have died: 2; 2 train on, 2 serve" in output
+    assert "failed ranks: 2; workers: 2; servers: 2" in output
     finals = re.findall(r"final (-[\d.]+) \[40, 40\]", output)
     assert len(finals) == 2 and finals[0] == finals[1] and -80 <= float(finals[0]) <= -78
 

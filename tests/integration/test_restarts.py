@@ -132,7 +132,7 @@ def test_the_model_is_written_by_those_that_are_left(folder: Path) -> None:
     (folder / "session.py").write_text(SESSION)
     code, output = finished("run", "-n", "4", "--survive", "session.py", "0")
     assert code == 0, output
-    assert "ranks that have died: 0; 2 train on, 1 serve" in output
+    assert "failed ranks: 0; workers: 2; servers: 1" in output
     assert Path("run/model.npz").exists()
 
 

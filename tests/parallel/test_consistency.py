@@ -34,7 +34,7 @@ def test_two_learners_called_in_crossed_order(on_ranks, name, call):
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
-        assert message.startswith("what the ranks do must be the same on all ranks, but differs: ")
+        assert message.startswith("call of the ranks must be the same on all ranks, but differs: ")
         assert re.search(rf"rank {size - 1}: '{call}( \(.*\))? of learner \d+'$", message)
 
 
@@ -254,7 +254,7 @@ def test_loading_on_one_rank_alone(on_ranks, tmp_path):
 
     message, size = errors_of(on_ranks, body)  # of one rank, that there is no checkpoint
     if size > 1:
-        assert re.search(r"what the ranks do .*'load_checkpoint of learner \d+'$", message)
+        assert re.search(r"call of the ranks .*'load_checkpoint of learner \d+'$", message)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

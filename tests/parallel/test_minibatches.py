@@ -75,18 +75,19 @@ def test_a_rank_that_does_not_step_once_for_each_minibatch(on_ranks, name, how, 
     message, size = errors_of(on_ranks, body)
     if how == "other samples":
         assert message == (
-            f"samples=3 must be the 4 of the minibatches that the source gave (on rank {size - 1})"
+            "samples=3 must be 4, as in the minibatches that the source issued (on rank "
+            f"{size - 1})"
         )
     elif how == "twice" and prefetch is iter:
         assert re.search(
-            rf"^samples=4 must be .* given none since .*\(on rank {size - 1}\)", message
+            rf"^samples=4 must be .* issued no minibatch since .*\(on rank {size - 1}\)", message
         )
     elif size == 1 and how != "twice":
         assert message is None  # alike on all ranks
     elif how == "left out":
-        assert re.search(r"samples of the minibatches so far .*differs: ", message)
+        assert re.search(r"samples issued so far .*differs: ", message)
     elif how == "left out at last":
-        assert re.search(r"(what the ranks do|samples that were trained on) .*differs: ", message)
+        assert re.search(r"(call of the ranks|samples trained on) .*differs: ", message)
 
 
 @pytest.mark.parametrize("how", ["twice", "left out", "other samples"])
@@ -106,9 +107,10 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
         learner.finish()
 
     messages = {
-        "twice": "samples=4 must be those of a minibatch, but the source has given none since",
-        "left out": "no step was taken with the last 4 samples that the source gave; learner",
-        "other samples": "samples=3 must be the 4 of the minibatches that the source gave; learner",
+        "twice": "samples=4 must be the samples of a minibatch, but the source has issued no",
+        "left out": "no step was taken with the last 4 samples that the source issued; learner",
+        "other samples": "samples=3 must be 4, as in the minibatches that the source issued; "
+        "learner",
     }
 
     def caught(comm):
@@ -248,7 +250,7 @@ def test_a_step_meets_no_finish(on_ranks, compares):
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
-        assert message.startswith("what the ranks do must be the same on all ranks, but differs: ")
+        assert message.startswith("call of the ranks must be the same on all ranks, but differs: ")
         assert re.search(rf"rank {size - 1}: 'step of learner \d+'$", message)
 
 
@@ -256,7 +258,7 @@ def test_minibatches_from_both_sides_of_the_warm_starts_end_are_not_added_up(com
     learner = learner_of(comm, psgd.DataParallelSGD(distributed_after=4))
     minibatches = Source(*numbered(16 * comm.size), 4 * comm.size).minibatches(learner)
     pair = next(minibatches), next(minibatches)
-    message = "one step must not take minibatches from both sides of distributed_after"
+    message = "minibatches of a step must all begin before distributed_after="
     with pytest.raises(SharedError, match=message):
         learner.step(put(learner, *pair))
 
@@ -280,7 +282,7 @@ def test_legal_ways_with_minibatches(comm, name, kind):
     for minibatch in source(start=start).minibatches(learner):
         learner.step(put(learner, minibatch))
     assert learner.samples == start + 40 * comm.size
-    with pytest.raises(SharedError, match="must not be gone on with after another source has"):
+    with pytest.raises(SharedError, match="must not be continued after another source has"):
         next(left)
     learner.discard_issued()
     for _ in range(2):  # of none

@@ -113,7 +113,7 @@ def test_a_worker_with_another_model(comm):
 def test_who_may_not_step(comm):
     learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
     if learner.serves:
-        message = rf"^rank {comm.rank} is a server and takes no step: call learner\.finish\(\)"
+        message = rf"^rank {comm.rank} is a server and takes no steps: call learner\.finish\(\)"
         with pytest.raises(UserError, match=message):
             learner.step(samples=1)
     else:

@@ -209,7 +209,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
             return rows_of_session(learner, model, epochs=4)
 
-    with pytest.raises(PeerFailure, match=r"learner\.between_steps, or start again"):
+    with pytest.raises(PeerFailure, match=r"learner\.between_steps, or restart"):
         simulate_recovery(RANKS, body, timeout_s=30)
 
 

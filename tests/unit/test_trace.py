@@ -10,6 +10,7 @@ import pytest
 from parallel_sgd import Communicator, UserError
 from parallel_sgd import trace as trace_module
 from parallel_sgd.communication.clocks import ClockReading, rank_0_time
+from parallel_sgd.communication.elastic.simulated import simulate_recovery
 from parallel_sgd.trace import NO_TRACE, Trace
 from parallel_sgd.training.sync_stats import SyncPerformance
 from parallel_sgd.training.trace_file import traced
@@ -84,10 +85,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_traced(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_ranks_that_may_be_lost_are_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("PARALLEL_SGD_SURVIVE", "1")
-    with pytest.raises(UserError, match="needs all ranks to the end, not --survive"):
-        traced(tmp_path / "trace.json", Communicator.single()).__enter__()
+def test_ranks_that_may_fail_are_not_waited_for(tmp_path):
+    def body(comm):
+        with traced(tmp_path / "trace.json", comm):
+            pytest.fail("it was not refused")
+
+    message = "needs all ranks until the end, and must not be given with --survive"
+    with pytest.raises(UserError, match=message):
+        simulate_recovery(2, body, timeout_s=30)
 
 
 def step_of(stats: SyncPerformance, begin_s: float, parts: list[tuple[str, float, float]]) -> None:

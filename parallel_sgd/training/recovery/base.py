@@ -187,7 +187,7 @@ class NoRecovery(Recovery):
         complete()
 
     def recover(self, *, allow_join: bool = True) -> None:
-        raise UserError("recover: the ranks must survive each other (run --survive)")
+        raise UserError("recover: the ranks must be fault-tolerant (parallel-sgd run --survive)")
 
     def close(self, close: Callable[[], object]) -> None:
         close()

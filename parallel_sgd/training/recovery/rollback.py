@@ -91,7 +91,7 @@ class Rollback(Reconfiguring):
         world = self._learner.world
         try:
             if world.generation != self._generation or world.spares:
-                raise RanksLost("the ranks have changed, or can")
+                raise RanksLost("the ranks have changed or can change")
             call()
         except Exception as error:
             self._require_recoverable(error)
@@ -261,9 +261,9 @@ class Rollback(Reconfiguring):
     def _print(self, again: int, values: int) -> None:
         world = self._learner.world
         if world.rank == 0:
-            lost = ", ".join(map(str, world.failed_ranks)) or "none"
-            residuals = f"; {values} values of residuals are lost" if values else ""
+            failed = ", ".join(map(str, world.failed_ranks)) or "none"
+            residuals = f"; {values} residual values are lost" if values else ""
             write_stderr(
-                f"parallel_sgd: ranks that have died: {lost}; {world.size} go on from "
-                f"{self._learner.samples} samples, and train on {again} again{residuals}"
+                f"parallel_sgd: failed ranks: {failed}; {world.size} ranks continue from "
+                f"{self._learner.samples} samples, and repeat {again} samples{residuals}"
             )

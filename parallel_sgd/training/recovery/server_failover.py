@@ -136,9 +136,9 @@ class ServerFailover(Reconfiguring):
                 if not self.in_session:
                     raise
                 raise PeerFailure(
-                    "a rank has died in a collective of the program's own within a session with "
-                    "servers: call it by learner.between_steps, or start again from a checkpoint "
-                    "(parallel-sgd run --restarts)"
+                    "a rank has failed in a collective of the program, within a session with "
+                    "servers: call the collective by learner.between_steps, or restart from a "
+                    "checkpoint (parallel-sgd run --restarts)"
                 ) from error
 
         return self._retry(called, meets=False)
@@ -422,8 +422,8 @@ class ServerFailover(Reconfiguring):
         had = Counter((facts.generation, facts.servers) for facts in whole.held)
         if not any(count == of == servers for (_, of), count in had.items()):
             raise SharedPeerFailure(
-                "a server has died, and with it its rows of the tables: run with checkpoints and "
-                "`parallel-sgd run --restarts`, which goes on from the newest one"
+                "a server has failed, and its rows of the tables are lost: run with checkpoints "
+                "and `parallel-sgd run --restarts`, which continues from the newest checkpoint"
             )
 
     def _tables(self) -> Any:
@@ -441,18 +441,18 @@ class ServerFailover(Reconfiguring):
 
     def _count_losses(self, whole: Assembled, workers: list[int]) -> None:
         learner, losses = self._learner, self.losses
-        dead = set(workers) - set(learner.world.world_ranks)
+        failed = set(workers) - set(learner.world.world_ranks)
         size = learner.parameters.flat.size
-        losses.residuals += size * len(dead) * (not learner.algorithm.rules.lossless)
+        losses.residuals += size * len(failed) * (not learner.algorithm.rules.lossless)
         losses.model += whole.lost
         losses.optimizer += whole.lost * learner.state.buffers
 
     def _print(self, whole: Assembled) -> None:
         learner, world = self._learner, self._learner.world
         if world.rank == 0:
-            lost, group = ", ".join(map(str, world.failed_ranks)) or "none", learner.group
-            values = f"; {whole.lost} values of servers come from a worker" if whole.lost else ""
+            failed, group = ", ".join(map(str, world.failed_ranks)) or "none", learner.group
+            values = f"; {whole.lost} server values come from a worker" if whole.lost else ""
             write_stderr(
-                f"parallel_sgd: ranks that have died: {lost}; {len(group.workers)} train on, "
-                f"{len(group.servers)} serve{values}"
+                f"parallel_sgd: failed ranks: {failed}; workers: {len(group.workers)}; "
+                f"servers: {len(group.servers)}{values}"
             )

@@ -89,7 +89,7 @@ class Snapshot:
         """
         same = self.generation == learner.world.generation
         if same or not learner.stripe_sizes:  # servers redistribute their own parts
-            assert self.taken, "nothing was taken"
+            assert self.taken, "no snapshot was taken"
             restore(learner, unflatten(self.tree, self.arrays))
         else:
             SharedSnapshot(learner, self if self.taken else None).restore(learner)
