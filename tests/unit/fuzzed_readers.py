@@ -6,13 +6,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fuzzing import Files, Reader
+from reader_table import DAMAGED, LABELS, VALUES, Row, write_idx
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, Parameters, UserError, data
@@ -60,64 +61,27 @@ def of_format(name: str, write: Give, symbols: bytes = b"", **options: Any) -> R
 # Data
 
 
-def _npz(path: Path, save: Give = np.savez) -> None:
-    save(path, x=np.arange(12, dtype=np.float32).reshape(4, 3), y=np.array([0, 1, 1, 0]))
+def of_row(row: Row) -> Reader:
+    """The files of a format, which `data.load` reads."""
+    names: list[Path] = []
 
+    def write(folder: Path) -> None:
+        names[:] = [
+            path.relative_to(folder) for path in row.write(folder, VALUES[::8], LABELS[::8])
+        ]
 
-def _npy(folder: Path) -> None:
-    np.save(folder / "x.npy", np.arange(12.0).reshape(4, 3))
-    np.save(folder / "y.npy", np.arange(4))
-
-
-def _idx(code: int, *shape: int) -> bytes:
-    head = struct.pack(f">4B{len(shape)}I", 0, 0, code, len(shape), *shape)
-    return head + bytes(i % 10 for i in range(int(np.prod(shape))))
+    return Reader(write, lambda folder: read_whole(row.load(tuple(folder / n for n in names))))
 
 
 def _mnist(folder: Path) -> None:
     for part in ("train", "t10k"):
         for name, shape in (("images-idx3", (3, 28, 28)), ("labels-idx1", (3,))):
-            content = gzip.compress(_idx(8, *shape), mtime=0)
-            (folder / f"{part}-{name}-ubyte.gz").write_bytes(content)
+            write_idx(folder / f"{part}-{name}-ubyte.gz", np.ones(shape, np.uint8))
 
 
 def _mnist_read(folder: Path) -> None:
     for part in data.load_train_test(folder):
         read_whole(part)
-
-
-def _idx_pair(folder: Path) -> None:
-    (folder / "x.idx").write_bytes(_idx(8, 3, 4, 4))
-    (folder / "y.idx").write_bytes(_idx(8, 3))
-
-
-def _cifar(path: Path) -> None:
-    path.write_bytes(b"".join(bytes([i]) + bytes([i] * 3072) for i in range(3)))
-
-
-def _columns(path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import feather, parquet
-
-    table = pa.table(
-        {"a": np.arange(20.0), "b": [[float(i), 1.0] for i in range(20)], "y": np.arange(20) % 3}
-    )
-    if path.suffix == ".parquet":
-        parquet.write_table(table, path, row_group_size=8)
-    else:
-        feather.write_feather(table, path, chunksize=8, compression="uncompressed")
-
-
-def _image(suffix: str) -> Reader:
-    def write(folder: Path) -> None:
-        from PIL import Image
-
-        for kind in ("a", "b"):
-            (folder / kind).mkdir()
-            pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / kind / f"0.{suffix}")
-
-    return Reader(write, lambda folder: read_whole(data.ImageFolder(folder, size=(8, 8))))
 
 
 CSV = b'a,b,city,label\n0.5,3,"Rome, Italy",cat\n-1e3,true,Oslo,dog\r\n7,5,"a\nb",cat\n'
@@ -313,21 +277,13 @@ def _objects(folder: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
-    "npz": of_format("a.npz", _npz),
-    "npz, compressed": of_format("a.npz", lambda path: _npz(path, np.savez_compressed)),
-    "npy": Reader(
-        _npy, lambda f: read_whole(data.load(f / "x.npy", f / "y.npy")), b"(),:' {}'<f48"
-    ),
-    "idx": Reader(_idx_pair, lambda f: read_whole(data.load(f / "x.idx", f / "y.idx"))),
+    **{name: of_row(row) for name, row in DAMAGED.items()},
+    "npy": replace(of_row(DAMAGED["npy"]), symbols=b"(),:' {}'<f48"),
     "mnist": Reader(_mnist, _mnist_read),
-    "cifar10": of_format("data_batch_1.bin", _cifar, format="cifar10"),
-    "parquet": of_format("a.parquet", _columns, x="b", y="y"),
-    "arrow": of_format("a.arrow", _columns, x="a", y="y"),
     "csv": of_format("a.csv", lambda path: path.write_bytes(CSV), NUMBERS + b',"', x=["a"]),
     "csv, compressed": of_format(
         "a.csv.gz", lambda path: path.write_bytes(gzip.compress(CSV, mtime=0)), x=["a"]
     ),
-    **{suffix: _image(suffix) for suffix in ("png", "jpg", "gif", "webp", "bmp", "tif")},
     "libsvm": of_format("a.svm", lambda path: path.write_bytes(LIBSVM), NUMBERS + b":#qid"),
     "cntk": of_format(
         "a.ctf",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +241,33 @@ TABLE: dict[str, Row] = {
         package=("PIL.Image", "images"),
     ),
 }  # fmt: skip
+
+
+def table_of_lists(name: str, **options: Any) -> Callable[..., Paths]:
+    def write(folder: Path, values: Sequence[int], labels: Sequence[int]) -> Paths:
+        lists = [[float(x), float(x)] for x in values]
+        return (write_columns(folder / name, {"x": lists, "y": labels}, **options),)
+
+    return write
+
+
+#: Further files that are damaged: other compression, suffixes and types.
+DAMAGED: dict[str, Row] = {
+    **TABLE,
+    **{
+        f"images, {suffix}": replace(TABLE["images"], write=images(suffix, 20))
+        for suffix in ("png", "jpg", "gif", "webp", "tif")
+    },
+    "parquet, without checksums": replace(
+        TABLE["parquet"], write=table_of_lists("d.parquet", compression="none")
+    ),
+    "parquet, checksums": replace(
+        TABLE["parquet"],
+        write=table_of_lists("d.parquet", compression="none", write_page_checksum=True),
+    ),
+    "parquet, lists": replace(
+        TABLE["parquet"], write=table_of_lists("d.parquet", compression="zstd")
+    ),
+    "arrow, lists, not compressed": replace(TABLE["arrow"], write=table_of_lists("d.arrow")),
+    "arrow, lists": replace(TABLE["arrow"], write=table_of_lists("d.arrow", compression="zstd")),
+}

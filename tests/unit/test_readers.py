@@ -7,12 +7,11 @@ import pickle
 import re
 import sys
 import time
-from dataclasses import replace as replace_row
 
 import numpy as np
 import pytest
 from fake_learners import Learner
-from reader_table import LABELS, ROWS, TABLE, VALUES, images, write_arrays, write_columns
+from reader_table import DAMAGED, LABELS, ROWS, TABLE, VALUES, write_arrays
 
 from parallel_sgd import Communicator, UserError, data, simulate
 from parallel_sgd.errors import SharedError
@@ -292,38 +291,6 @@ def test_ranks_that_read_other_samples_disagree(row, differ, tmp_path):
         assert "train" in str(error) and "rank" in str(error)
     else:  # only labels are compared where the values of a sample may be slow to read
         assert compared and differ == "values"
-
-
-def table_of_lists(name, **options):
-    def write(folder, values, labels):
-        lists = [[float(x), float(x)] for x in values]
-        return (write_columns(folder / name, {"x": lists, "y": labels}, **options),)
-
-    return write
-
-
-#: Further files that are damaged: other compression, suffixes and types.
-DAMAGED = {
-    **TABLE,
-    **{
-        f"images, {suffix}": replace_row(TABLE["images"], write=images(suffix, 20))
-        for suffix in ("png", "jpg", "gif", "webp", "tif")
-    },
-    "parquet, without checksums": replace_row(
-        TABLE["parquet"], write=table_of_lists("d.parquet", compression="none")
-    ),
-    "parquet, checksums": replace_row(
-        TABLE["parquet"],
-        write=table_of_lists("d.parquet", compression="none", write_page_checksum=True),
-    ),
-    "parquet, lists": replace_row(
-        TABLE["parquet"], write=table_of_lists("d.parquet", compression="zstd")
-    ),
-    "arrow, lists, not compressed": replace_row(TABLE["arrow"], write=table_of_lists("d.arrow")),
-    "arrow, lists": replace_row(
-        TABLE["arrow"], write=table_of_lists("d.arrow", compression="zstd")
-    ),
-}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
