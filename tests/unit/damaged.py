@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+repeatable = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 EDITS = ["replace", "insert", "delete", "cut"]
 
 

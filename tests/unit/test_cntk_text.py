@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 import pytest
-from damaged import damaged
-from hypothesis import HealthCheck, given, settings
+from damaged import NUMBER, damaged, repeatable
+from hypothesis import given
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
@@ -22,14 +22,6 @@ from parallel_sgd.data import (
     task_of,
 )
 from parallel_sgd.errors import UserError
-
-repeatable = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=300,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 SINGLE = b"""\
 |# four samples, of which one is empty
@@ -238,9 +230,6 @@ def test_blocks_of_any_size_and_any_number_of_ranks(written, monkeypatch, block)
         same(streams["whole"][:, 0], np.arange(40))
         same(streams["word"].values[:, 0], np.arange(40) % 6)
         same(streams["word"].lengths, lengths)
-
-
-NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def sample_of(stream, text):

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from fake_learners import Comm, Learner
+from reader_table import write_columns
 
 from parallel_sgd import data
 from parallel_sgd.data.readers import column_files
@@ -16,20 +17,8 @@ from parallel_sgd.data.sources.groups import GroupedOrder
 from parallel_sgd.errors import UserError
 
 pa = pytest.importorskip("pyarrow")
-feather = pytest.importorskip("pyarrow.feather")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 FORMATS = {"parquet": data.load_parquet, "arrow": data.load_arrow}
-
-
-def write(path, columns, group=4, **options):
-    """Write columns in groups of so many rows."""
-    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-    if path.suffix == ".parquet":
-        parquet.write_table(table, path, row_group_size=group, **options)
-    else:
-        feather.write_feather(table, path, chunksize=group, **options)
-    return path
 
 
 def numbered(rows, first=0):
@@ -61,7 +50,7 @@ def test_a_column_of_lists_is_x(tmp_path, form, type_):
     rows = np.arange(30).reshape(10, 3)
     make = {"list": pa.list_, "large_list": pa.large_list, "fixed": lambda t: pa.list_(t, 3)}[type_]
     table = {"x": pa.array(rows.tolist(), make(pa.float32())), "label": rows[:, 0] % 2 == 1}
-    columns = FORMATS[form](write(tmp_path / f"d.{form}", table))
+    columns = FORMATS[form](write_columns(tmp_path / f"d.{form}", table))
     x, y = columns.read(np.array([9, 0, 4]))
     assert x.dtype == np.float32 and (x == rows[[9, 0, 4]]).all() and y.tolist() == [1, 0, 0]
     assert columns.read(np.arange(0))[0].shape == (0, 3)
@@ -69,22 +58,16 @@ def test_a_column_of_lists_is_x(tmp_path, form, type_):
     assert (tags.arrays()[1] == rows).all()
 
 
-def test_the_files_of_a_folder_follow_each_other(tmp_path, form):
-    write(tmp_path / f"b.{form}", numbered(5, first=7))
-    write(tmp_path / f"a.{form}", numbered(7))
-    write(tmp_path / f"c.{form}", numbered(0))
-    (tmp_path / "readme.txt").touch()
-    columns = data.load(tmp_path)
-    assert isinstance(columns, data.Columns) and len(columns) == 12
-    assert columns.targets(np.arange(12)).tolist() == list(range(12))
+def test_the_files_of_a_folder_have_the_same_types(tmp_path, form):
+    write_columns(tmp_path / f"a.{form}", numbered(7))
     other = {**numbered(3), "a": np.arange(3)}
-    write(tmp_path / f"d.{form}", other)
+    write_columns(tmp_path / f"d.{form}", other)
     with pytest.raises(
         UserError, match=rf"d.{form}: column 'a' holds int64: must be float, as in "
     ):
         data.load(tmp_path)
     del other["a"]
-    write(tmp_path / f"d.{form}", other)
+    write_columns(tmp_path / f"d.{form}", other)
     with pytest.raises(UserError, match=rf"d.{form}: column 'a' holds nothing: must be float, as "):
         data.load(tmp_path)
 
@@ -99,14 +82,14 @@ def test_an_index_of_a_data_frame_is_no_feature(tmp_path, form, note):
         "none": None,
     }
     noted = table.replace_schema_metadata({b"pandas": notes[note]} if notes[note] else None)
-    path = write(tmp_path / f"d.{form}", noted)
+    path = write_columns(tmp_path / f"d.{form}", noted)
     x = ("a",) if note == "named" else ("a", "id")
     assert FORMATS[form](path).x_columns == x
     assert FORMATS[form](path, x=["__index_level_0__"]).arrays()[0].tolist() == [[5], [9]]
-    write(path, {"Unnamed: 0": [0, 1], "a": [1.0, 2], "y": [0, 1]})
+    write_columns(path, {"Unnamed: 0": [0, 1], "a": [1.0, 2], "y": [0, 1]})
     assert FORMATS[form](path).arrays()[0].tolist() == [[1], [2]]
     for content in (b"[]", b"3", b'{"index_columns": 3}', b'{"index_columns": [[1], null]}'):
-        write(path, table.replace_schema_metadata({b"pandas": content}))
+        write_columns(path, table.replace_schema_metadata({b"pandas": content}))
         assert FORMATS[form](path).x_columns == ("a", "id")
 
 
@@ -121,7 +104,7 @@ def epoch(columns, size, minibatch_size=8, seed=0, number=0, **options):
 
 
 def test_what_fits_is_decoded_once_and_shuffled_as_arrays_are(tmp_path, form, decoded):
-    path = write(tmp_path / f"d.{form}", numbered(40))
+    path = write_columns(tmp_path / f"d.{form}", numbered(40))
     columns = FORMATS[form](path)
     assert decoded == [] and columns.repeatable and columns.groups(np.arange(3)) is None
     columns.read(np.array([5]))
@@ -137,7 +120,7 @@ BYTES = 24  #: of a row of `numbered`, whose x holds float64
 
 def test_what_does_not_fit_is_read_in_parts_by_each_rank(tmp_path, decoded):
     """Of 32 groups of 16 rows 8 are in use at a time, by 4 ranks: each reads about a quarter."""
-    path = write(tmp_path / "d.parquet", numbered(512), group=16)
+    path = write_columns(tmp_path / "d.parquet", numbered(512), group=16)
 
     def opened():
         return data.load_parquet(path, most_bytes=8 * 16 * BYTES)
@@ -165,7 +148,7 @@ def test_what_does_not_fit_is_read_in_parts_by_each_rank(tmp_path, decoded):
 
 
 def test_alone_every_group_is_decoded_once_an_epoch(tmp_path, decoded):
-    path = write(tmp_path / "d.parquet", numbered(512), group=16)
+    path = write_columns(tmp_path / "d.parquet", numbered(512), group=16)
     columns = data.load_parquet(path, most_bytes=8 * 16 * BYTES)
     train, test = data.flattened(columns).split(0.25)
     source = data.Source(train, None, 40, epochs=2)
@@ -200,18 +183,18 @@ def test_the_order_of_groups_is_a_permutation_of_its_windows():
 
 
 def test_ranks_that_keep_different_numbers_of_groups_disagree(tmp_path):
-    path = write(tmp_path / "d.parquet", numbered(64), group=4)
+    path = write_columns(tmp_path / "d.parquet", numbered(64), group=4)
     learner = Learner()
     data.Source(data.load_parquet(path, most_bytes=8 * BYTES), None, 8).meet(learner)
     assert learner.comm.agreed[0]["groups of samples in use at a time"] == 2
 
 
 def test_missing_values_are_refused_by_file_and_row(tmp_path, form):
-    write(tmp_path / f"a.{form}", numbered(5))
+    write_columns(tmp_path / f"a.{form}", numbered(5))
     for column, row in (("a", 6), ("y", 9)):
         table = {name: list(values) for name, values in numbered(11).items()}
         table[column][row] = None
-        path = write(tmp_path / f"b.{form}", table)
+        path = write_columns(tmp_path / f"b.{form}", table)
         columns = data.load(tmp_path)
         columns.read(np.array([0, 5]))
         line = f"^{path}: column '{column}' is null in row {row}: must be a number$"
@@ -224,19 +207,21 @@ def test_missing_values_are_refused_by_file_and_row(tmp_path, form):
         ([*lists[:5], [1.0]], "column 'x' has 1 values in row 5: must be 2, as in row 4"),
         ([*lists[:4], [1.0], [2.0]], "column 'x' has lists of 1 values from row 4: must be 2, as"),
     ]:
-        path = write(tmp_path / f"c.{form}", {"x": values, "y": range(6)})
+        path = write_columns(tmp_path / f"c.{form}", {"x": values, "y": range(6)})
         with pytest.raises(UserError, match=f"^{path}: {line}"):
             data.load(path).arrays()
-    path = write(tmp_path / f"d.{form}", {"x": [1.0] * 6 + [np.nan], "y": range(7)})
+    path = write_columns(tmp_path / f"d.{form}", {"x": [1.0] * 6 + [np.nan], "y": range(7)})
     with pytest.raises(UserError, match=rf"^{path}: x\[6\]\[0\] = nan is not finite"):
         data.load(path).arrays()
-    path = write(tmp_path / f"e.{form}", {"x": [1.0] * 7, "y": [0] * 5 + [3, 0]})
+    path = write_columns(tmp_path / f"e.{form}", {"x": [1.0] * 7, "y": [0] * 5 + [3, 0]})
     with pytest.raises(UserError, match=rf"^{path}: y\[5\] = 3 is out of range: must be from 0 to"):
         data.load(path).arrays(classes=3)
 
 
 def test_wrong_columns_are_refused_with_the_nearest_name(tmp_path, form):
-    path = write(tmp_path / f"d.{form}", {"height": [1.0], "name": ["a"], "l": [[1.0]], "y": [1]})
+    path = write_columns(
+        tmp_path / f"d.{form}", {"height": [1.0], "name": ["a"], "l": [[1.0]], "y": [1]}
+    )
     for message, options in [
         ("x='name' of {} holds string: must be numbers", {"x": "name"}),
         ("x='name' of {} holds string: must be numbers", {}),
@@ -249,7 +234,7 @@ def test_wrong_columns_are_refused_with_the_nearest_name(tmp_path, form):
         line = re.escape(message.format(path))
         with pytest.raises(UserError, match=f"^{line}"):
             FORMATS[form](path, **options)
-    write(path, {"a": [1.0]})
+    write_columns(path, {"a": [1.0]})
     with pytest.raises(UserError, match=r"^y must name a column of .*: it has \['a'\]"):
         FORMATS[form](path)
     with pytest.raises(
@@ -257,14 +242,14 @@ def test_wrong_columns_are_refused_with_the_nearest_name(tmp_path, form):
     ):
         FORMATS[form](path, y="a")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["y", "y"])
-    write(path, twice)
+    write_columns(path, twice)
     with pytest.raises(UserError, match=r"^y='y' of .* is there twice"):
         FORMATS[form](path)
 
 
 @pytest.mark.parametrize("rows", [2**62, 2**47, 2**40, -1])
 def test_absurd_numbers_of_rows_are_refused_before_memory_is_taken(tmp_path, monkeypatch, rows):
-    path = write(tmp_path / "d.parquet", numbered(4))
+    path = write_columns(tmp_path / "d.parquet", numbered(4))
     opened = column_files.ParquetFile._opened
     claimed = lambda self, file: (opened(self, file)[0], [rows] * 3)  # noqa: E731
     monkeypatch.setattr(column_files.ParquetFile, "_opened", claimed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 
 import numpy as np
@@ -136,22 +135,3 @@ def test_classes_are_counted_without_the_inputs_where_these_are_apart(monkeypatc
         count_classes(slow, 8)
     train, _ = data.flattened(slow).split(10)
     assert train.classes == 9 and task_of(train) == Task("classification", 9, 9)
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_an_idx_of_any_type_is_a_pair(tmp_path, suffix):
-    for dtype in ("i1", "i2", "i4", "f4", "f8", "u1"):
-        x = write_idx(tmp_path / f"x.idx{suffix}", np.arange(6).reshape(3, 2).astype(dtype))
-        y = write_idx(tmp_path / f"y.idx{suffix}", np.arange(3).astype(dtype))
-        pair = data.load(x, y)
-        assert isinstance(pair.x, np.memmap) == isinstance(pair.y, np.memmap) == (not suffix)
-        read_x, read_y = pair.arrays()
-        assert (read_x == np.arange(6).reshape(3, 2)).all() and (read_y == np.arange(3)).all()
-        assert read_y.dtype == (np.float32 if dtype[0] == "f" else np.int64)
-        own, _ = pair.read(np.array([2]), dtype=None)
-        assert own.dtype == np.dtype(dtype) and own.dtype.isnative and own.tolist() == [[4, 5]]
-    none = write_idx(tmp_path / f"none.idx{suffix}", np.zeros((0, 28, 28), "u1"))
-    assert len(data.load(none, write_idx(tmp_path / f"y.idx{suffix}", np.zeros(0, "u1")))) == 0
-    x.write_bytes(gzip.compress(b"nothing") if suffix else b"nothing")
-    with pytest.raises(UserError, match=r"x.idx.* is no IDX file"):
-        data.load(x, y)

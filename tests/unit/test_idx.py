@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import resource
 
 import numpy as np
@@ -15,15 +14,24 @@ from parallel_sgd.data.examples import bundled
 from parallel_sgd.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["x-idx", "x.gz"])
+@pytest.mark.parametrize("name", ["x-idx3-ubyte", "x.idx.gz"])
 @pytest.mark.parametrize("shape", [(5,), (3, 2, 4), (0, 28, 28), (1,) * 20])
 @pytest.mark.parametrize("dtype", IDX_CODES)
 def test_what_was_written_is_read(tmp_path, dtype, shape, name):
     numbers = np.random.default_rng(0).normal(0, 50, shape)
     array = numbers.astype("i2").astype(dtype) if dtype[0] != "f" else numbers.astype(dtype)
-    read = data.load_idx(write_idx(tmp_path / name, array))
+    path = write_idx(tmp_path / name, array)
+    read = data.load_idx(path)
     assert read.dtype == np.dtype(dtype) and read.dtype.isnative and read.flags.writeable
     assert read.shape == shape and (read == array).all()
+    pair = data.load(path, path)
+    mapped = name == "x-idx3-ubyte" and array.size > 0
+    assert isinstance(pair.x, np.memmap) == isinstance(pair.y, np.memmap) == mapped
+    x, y = pair.read(np.arange(len(array)), dtype=None)
+    images = dtype == "u1" and len(shape) > 2
+    assert (x == (array / np.float32(255) if images else array)).all()
+    assert x.dtype == ("f4" if images else dtype) and x.dtype.isnative
+    assert y.dtype == (dtype if dtype[0] == "f" else np.int64) and (y == array).all()
 
 
 def test_files_of_several_chunks(tmp_path):
@@ -96,35 +104,6 @@ def test_a_damaged_gz_is_refused_in_one_line(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(UserError, match=r"x.gz is no IDX file"):
         data.load_idx(path)
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path, message in [
-        (tmp_path / "no", "no: there is no such file"),
-        (tmp_path, "cannot be read: Is a directory"),
-        (tmp_path / "pipe", "pipe must be a regular file: it is a pipe"),
-        (5, "path=5 must be the path of a file"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            data.load_idx(path)
-
-
-@pytest.mark.parametrize("form", ["{}-idx3-ubyte.gz", "{}.idx3-ubyte", "{}.idx"])
-def test_load_opens_a_pair(tmp_path, form):
-    x, y = np.arange(24, dtype="f4").reshape(2, 3, 4), np.array([1, 0], "u1")
-    paths = [write_idx(tmp_path / form.format(name), a) for name, a in (("x", x), ("y", y))]
-    read_x, read_y = data.load(*paths).arrays(classes=2)
-    assert (read_x == x).all() and read_y.tolist() == [1, 0]
-    with pytest.raises(UserError, match="needs labels: the idx file of y"):
-        data.load(paths[0])
-
-
-def test_load_scales_images_of_bytes(tmp_path):
-    y = write_idx(tmp_path / "y.idx", np.zeros(2, "u1"))
-    for shape, largest in (((2, 3, 4), 1), ((2, 3), 255)):
-        x = write_idx(tmp_path / "x.idx", np.full(shape, 255, "u1"))
-        assert (data.load(x, y).arrays()[0] == np.full(shape, largest, np.float32)).all()
 
 
 @pytest.fixture(params=["", ".gz"])

@@ -8,22 +8,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from damaged import damaged
-from hypothesis import HealthCheck, given, settings
+from damaged import NUMBER, damaged, repeatable
+from hypothesis import given
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
 from parallel_sgd.data import load, load_libsvm, task_of
 from parallel_sgd.data.readers import text_file
 from parallel_sgd.errors import SharedError, UserError
-
-repeatable = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=300,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 FILE = b"""\
 # made by hand
@@ -211,9 +203,6 @@ def test_ranks_that_open_other_files(tmp_path):
 
     for message in simulate(3, body):
         assert message == f"{tmp_path}/2.svm: there is no such file (on rank 2)"
-
-
-NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def reference(content):

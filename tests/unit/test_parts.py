@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pyarrow
 import pytest
 from PIL import Image
-from pyarrow import parquet
+from reader_table import write_columns
 
 from parallel_sgd import UserError, data
 from parallel_sgd.data.readers.parts import named
@@ -64,10 +63,8 @@ FOLDERS = [
 ]
 
 
-def write_columns(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.table({"x": [float(value)] * 4, "y": [0, 1, 0, 1]})
-    parquet.write_table(table, path)
+def write_part(path, value):
+    write_columns(path, {"x": [float(value)] * 4, "y": [0, 1, 0, 1]})
 
 
 def write_image(path, value):
@@ -102,7 +99,7 @@ def look(folder, expected):
 @pytest.mark.parametrize(("names", "expected"), FILES, ids=["+".join(names) for names, _ in FILES])
 def test_files_of_columns(names, expected, tmp_path):
     for name, value in names.items():
-        write_columns(tmp_path / f"{name}.parquet", value)
+        write_part(tmp_path / f"{name}.parquet", value)
     line = look(tmp_path, expected)
     if REST in names.values():
         (rest,) = (name.split("/")[0] for name, value in names.items() if value == REST)
@@ -150,7 +147,7 @@ def test_classes_that_are_called_nearly_so(tmp_path, classes):
 
 def test_files_of_one_kind_are_one_data_set(tmp_path):
     for part in range(3):
-        write_columns(tmp_path / f"test-{part}.parquet", part)
+        write_part(tmp_path / f"test-{part}.parquet", part)
     assert len(data.load(tmp_path)) == 12
     assert [len(part) for part in data.load_train_test(tmp_path, test=0.25)] == [9, 3]
 

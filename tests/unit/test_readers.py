@@ -368,6 +368,7 @@ def test_columns_are_chosen_by_name(table, folder):
 def test_the_files_of_a_folder_are_one_data_set(table, folder):
     table.columns(folder / "b", numbered(5, first=7))
     table.columns(folder / "a", {key: numbered(7)[key] for key in ("b", "y", "a")})
+    table.columns(folder / "b0", numbered(0))
     (folder / "readme.txt").touch()
     both = data.load(folder)
     assert both.targets(ALL[:12]).tolist() == [*range(12)]
