@@ -211,7 +211,34 @@ class Arrays(Dataset):
         return f"Arrays({self.x_name} {list(self.x.shape)} {self.x.dtype}, y {self.y.dtype})"
 
 
-class Subset(Dataset):
+class Wrapped(Dataset):
+    """Base of data sets that change another data set as it is read.
+
+    Args:
+        dataset: source of the samples; errors name the place in this data set.
+    Raises:
+        UserError: an argument is not as required.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = require_dataset("dataset", dataset)
+        self.repeatable, self.classes = dataset.repeatable, dataset.classes
+        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def targets(self, indexes: Array) -> Array:
+        return self.dataset.targets(indexes)
+
+    def groups(self, indexes: Array) -> Array | None:
+        return self.dataset.groups(indexes)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r})"
+
+
+class Subset(Wrapped):
     """Some samples of another data set, in a given order.
 
     Args:
@@ -222,12 +249,10 @@ class Subset(Dataset):
     """
 
     def __init__(self, dataset: Dataset, indexes: Array) -> None:
-        self.dataset = require_dataset("dataset", dataset)
+        super().__init__(dataset)
         self.indexes = as_array("indexes", indexes)
         if self.indexes.dtype.kind not in "iu" or self.indexes.ndim != 1:
             raise UserError(f"indexes={shown(indexes)} must be whole numbers [m]")
-        self.repeatable, self.classes = dataset.repeatable, dataset.classes
-        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -247,35 +272,14 @@ class Subset(Dataset):
         return f"Subset({len(self)} samples of {self.dataset!r})"
 
 
-class Flattened(Dataset):
-    """Another data set with each input flattened to one row: x [m, 8, 8] becomes [m, 64].
-
-    Args:
-        dataset: source of the samples; errors name the place in this data set.
-    """
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = require_dataset("dataset", dataset)
-        self.repeatable, self.classes = dataset.repeatable, dataset.classes
-        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+class Flattened(Wrapped):
+    """Another data set with each input flattened to one row: x [m, 8, 8] becomes [m, 64]."""
 
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
         x, y = self.dataset.read(indexes, dtype=dtype, classes=classes)
         return x.reshape(len(x), math.prod(x.shape[1:])), y
-
-    def targets(self, indexes: Array) -> Array:
-        return self.dataset.targets(indexes)
-
-    def groups(self, indexes: Array) -> Array | None:
-        return self.dataset.groups(indexes)
-
-    def __repr__(self) -> str:
-        return f"Flattened({self.dataset!r})"
 
 
 def flattened(dataset: Dataset) -> Dataset:

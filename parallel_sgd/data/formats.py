@@ -25,23 +25,21 @@ from .readers.cifar import (
     load_cifar100,
 )
 from .readers.cntk_text import CNTKSamples, load_cntk_text
-from .readers.csv_table import csv_parts, csv_skipped, has_csv_parts, is_csv, load_csv
-from .readers.files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
+from .readers.csv_table import CSV, csv_parts, is_csv, load_csv
+from .readers.files import find_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
 from .readers.idx import is_idx
-from .readers.image_folder import ImageFolder, has_image_parts, image_folders, images_skipped
+from .readers.image_folder import ImageFolder, find_image_parts, image_folders
 from .readers.libsvm import load_libsvm
-from .readers.parts import both_parts_problem, named
+from .readers.parts import Parts, both_parts_problem, named
 from .readers.tables import (
+    ARROW,
+    PARQUET,
     arrow_parts,
-    arrow_skipped,
-    has_arrow_parts,
-    has_parquet_parts,
-    is_arrow,
-    is_parquet,
+    is_table,
     load_arrow,
     load_parquet,
     parquet_parts,
-    parquet_skipped,
+    parts_in,
 )
 
 PathLike = str | os.PathLike[str]
@@ -81,13 +79,36 @@ def _cntk(path: PathLike, *, streams: Any = None, comm: Any = None) -> CNTKSampl
     return load_cntk_text(path, streams, comm=comm)
 
 
+def _by_names(
+    find: Callable[[Path], Parts | None],
+) -> tuple[Callable[[Path], bool], Callable[[Path], Sequence[Path]]]:
+    """Return `has_both` and `skipped` of a format whose parts have names, given their finder."""
+
+    def skipped(path: Path) -> Sequence[Path]:
+        parts = find(path)
+        return parts.skipped if parts else ()
+
+    return lambda path: find(path) is not None, skipped
+
+
+def _table(
+    load: Callable[..., Dataset],
+    both: Callable[..., tuple[Dataset, Dataset]],
+    suffixes: tuple[str, ...],
+    matches: Callable[[Path], bool] | None = None,
+) -> Format:
+    """Return the format of files of columns, and of folders of such files."""
+    matches = matches or partial(is_table, suffixes=suffixes)
+    return Format(matches, load, both, *_by_names(partial(parts_in, suffixes=suffixes)))
+
+
 #: Formats by name. The first match is taken.
 FORMATS: dict[str, Format] = {
-    "npz": Format(ends(".npz"), load_npz, npz_parts, has_npz_parts),
+    "npz": Format(ends(".npz"), load_npz, npz_parts, _by_names(find_npz_parts)[0]),
     "npy": Format(ends(".npy"), load_npy, labels=True),
     "idx": Format(is_idx, load_idx_pair, labels=True),
-    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts, parquet_skipped),
-    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts, arrow_skipped),
+    "parquet": _table(load_parquet, parquet_parts, PARQUET),
+    "arrow": _table(load_arrow, arrow_parts, ARROW),
     "libsvm": Format(ends(".svm", ".libsvm", ".svmlight"), load_libsvm),
     "cntk": Format(ends(".ctf"), _cntk),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
@@ -97,8 +118,8 @@ FORMATS: dict[str, Format] = {
     "cifar100": Format(
         partial(is_cifar, CIFAR100), load_cifar100, cifar100, partial(has_cifar_test, CIFAR100)
     ),
-    "csv": Format(is_csv, load_csv, csv_parts, has_csv_parts, csv_skipped),
-    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_skipped),
+    "csv": _table(load_csv, csv_parts, CSV, is_csv),
+    "images": Format(Path.is_dir, ImageFolder, image_folders, *_by_names(find_image_parts)),
 }
 
 

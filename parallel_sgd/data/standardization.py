@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..validation import checked_path, instance
 from .arrays import as_array
-from .dataset import Dataset, require_dataset
+from .dataset import Dataset, Wrapped, require_dataset
 from .readers.files import npz_member
 from .readers.text_file import split_over_ranks
 from .validation import Array, DType, checked_inputs, float_dtype
@@ -146,7 +146,7 @@ def read_standardization(path: str | os.PathLike[str]) -> Standardization | None
     return Standardization(mean, scale)
 
 
-class Standardized(Dataset):
+class Standardized(Wrapped):
     """Another data set with its x standardized as it is read.
 
     Args:
@@ -157,13 +157,8 @@ class Standardized(Dataset):
     """
 
     def __init__(self, dataset: Dataset, by: Standardization) -> None:
-        self.dataset = require_dataset("dataset", dataset)
+        super().__init__(dataset)
         self.by = instance("by", by, Standardization, "data.Standardization.of(train)")
-        self.repeatable, self.classes = dataset.repeatable, dataset.classes
-        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
@@ -173,15 +168,6 @@ class Standardized(Dataset):
         if y.dtype.kind == "f" and kind is not None:
             y = checked_inputs(self.y_name, y, indexes, kind)
         return self.by.apply_at(indexes, x, kind), y
-
-    def targets(self, indexes: Array) -> Array:
-        return self.dataset.targets(indexes)
-
-    def groups(self, indexes: Array) -> Array | None:
-        return self.dataset.groups(indexes)
-
-    def __repr__(self) -> str:
-        return f"Standardized({self.dataset!r})"
 
 
 def _floats(dataset: Dataset, indexes: Array) -> Array:

@@ -15,8 +15,8 @@ from ..validation import Array
 from .column_names import checked_names, default_x, default_y
 from .columns import Names
 from .csv_file import CSVFile, Target, numbers_of
-from .parts import Parts, named
-from .tables import PathLike, entries_of, listed, open_files, open_parts, parts_in
+from .parts import named
+from .tables import PathLike, entries_of, listed, open_files, open_parts
 
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
@@ -158,25 +158,6 @@ def is_csv(path: Path) -> bool:
         and not any(below.is_dir() for below in listed(entry))
         for entry in folders
     )
-
-
-def has_csv_parts(path: Path) -> bool:
-    """Return True if a folder of CSV files is split into training and test. Local.
-
-    Raises:
-        UserError: the names leave doubt about the parts.
-    """
-    return _parts(path) is not None
-
-
-def csv_skipped(path: Path) -> tuple[Path, ...]:
-    """Return the files and folders ignored by `csv_parts`. Local."""
-    parts = _parts(path)
-    return parts.skipped if parts else ()
-
-
-def _parts(path: Path) -> Parts | None:
-    return parts_in(path, CSV)
 
 
 def _names_of(file: CSVFile, columns: Columns) -> Any:

@@ -59,23 +59,15 @@ def npz_parts(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
     Local.
     """
     file = checked_path("path", path, "file")
-    parts = _npz_parts(file)
+    parts = find_npz_parts(file)
     if parts is None:
         raise UserError(f"{file} must hold arrays of {REQUIRED}")
     train, test = (_npz_part(file, list(map(str, part))) for part in (parts.train, parts.test))
     return train, test
 
 
-def has_npz_parts(path: Path) -> bool:
-    """Return True if a file's arrays are split into training and test. Local.
-
-    Raises:
-        UserError: the names leave doubt about the parts.
-    """
-    return _npz_parts(path) is not None
-
-
-def _npz_parts(path: Path) -> Parts | None:
+def find_npz_parts(path: Path) -> Parts | None:
+    """Return the parts of a file by the names of its arrays, as `parts_of`. Local."""
     names = npz_names(path)
     return None if {"x", "y"} <= set(names) else parts_of(path, [Path(name) for name in names])
 

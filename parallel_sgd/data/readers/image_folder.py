@@ -174,7 +174,7 @@ def image_folders(
     Local.
     """
     place = checked_path("folder", folder)
-    parts = _parts_in(place)
+    parts = find_image_parts(place)
     if parts is None:
         raise UserError(f"{place} must hold folders of {REQUIRED}")
     if len(parts.train) > 1 or len(parts.test) > 1:
@@ -185,23 +185,12 @@ def image_folders(
     return train, test
 
 
-def has_image_parts(folder: Path) -> bool:
-    """Return True if a folder of images is split into training and test. Local.
+def find_image_parts(folder: Path) -> Parts | None:
+    """Return the parts of a folder; None if its folders are classes, or if it is unreadable. Local.
 
     Raises:
         UserError: the names leave doubt about the parts.
     """
-    return _parts_in(folder) is not None
-
-
-def images_skipped(folder: Path) -> tuple[Path, ...]:
-    """Return the folders ignored by `image_folders`. Local."""
-    parts = _parts_in(folder)
-    return parts.skipped if parts else ()
-
-
-def _parts_in(folder: Path) -> Parts | None:
-    """Return the parts of a folder; None if its folders are classes, or if it is unreadable."""
     try:
         found = _folders(folder)
         kinds = {path: named(path.name).kind for path in found}
@@ -286,7 +275,7 @@ def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Iden
 def _require_classes(folder: Path) -> None:
     """Raise a UserError if folders are named as parts instead of classes."""
     try:
-        parts = _parts_in(folder)
+        parts = find_image_parts(folder)
     except UserError as error:
         raise UserError(f"{error}; or give names= of all, if these are classes") from None
     if parts is not None:

@@ -106,51 +106,13 @@ def _both(
     return training, Columns(test, x=training.x_columns, y=of_y, most_bytes=most_bytes)
 
 
-def is_parquet(path: Path) -> bool:
-    """Return True if a path is named as Parquet, or is a folder with Parquet files. Local."""
-    return path.suffix.lower() in PARQUET or bool(entries_of(path, PARQUET))
-
-
-def is_arrow(path: Path) -> bool:
-    """Return True if a path is named as Arrow, or is a folder with Arrow files. Local."""
-    return path.suffix.lower() in ARROW or bool(entries_of(path, ARROW))
-
-
-def has_parquet_parts(path: Path) -> bool:
-    """Return True if a folder of Parquet files is split into training and test. Local.
-
-    Raises:
-        UserError: the names leave doubt about the parts.
-    """
-    return parts_in(path, PARQUET) is not None
-
-
-def has_arrow_parts(path: Path) -> bool:
-    """Return True if a folder of Arrow files is split into training and test. Local.
-
-    Raises:
-        UserError: the names leave doubt about the parts.
-    """
-    return parts_in(path, ARROW) is not None
-
-
-def parquet_skipped(path: Path) -> tuple[Path, ...]:
-    """Return the files and folders ignored by `parquet_parts`. Local."""
-    return _skipped(path, PARQUET)
-
-
-def arrow_skipped(path: Path) -> tuple[Path, ...]:
-    """Return the files and folders ignored by `arrow_parts`. Local."""
-    return _skipped(path, ARROW)
-
-
-def _skipped(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
-    parts = parts_in(folder, suffixes)
-    return parts.skipped if parts else ()
+def is_table(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return True for a path named as a table, or a folder with such files. Local."""
+    return path.suffix.lower() in suffixes or bool(entries_of(path, suffixes))
 
 
 def parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:
-    """Return the parts of a folder of files, as `parts_of`. Local."""
+    """Return the parts of a folder of files, and raise errors, as `parts_of`. Local."""
     return parts_of(folder, entries_of(folder, suffixes))
 
 
