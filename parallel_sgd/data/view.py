@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 from ..errors import UserError
 from ..validation import kind_of
+
+Result = TypeVar("Result")
 
 
 class RolledBack(Exception):
@@ -108,6 +111,9 @@ class LearnerView(Protocol):
 
         An exception marks the pass as abandoned.
         """
+
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """Run a collective function, again after every failure of ranks. Collective."""
 
     def fail(self, problem: str) -> NoReturn:
         """Raise a SharedError on all ranks: every rank is in `step`, or fails at the same time."""

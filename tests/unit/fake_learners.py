@@ -45,6 +45,9 @@ class Learner:
     def feed(self):
         return nullcontext(self)
 
+    def surviving(self, function):
+        return function()
+
     def fail(self, problem):
         raise SharedError(f"all know: {problem}")
 

@@ -226,10 +226,8 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
         Local if the learner is known already: other workers of parameter servers may have finished.
         """
-        if self._has_met(learner):
-            return
-        surviving = getattr(learner, "surviving", None)
-        surviving(partial(self.meet, learner)) if surviving else self.meet(learner)
+        if not self._has_met(learner):
+            learner.surviving(partial(self.meet, learner))
 
     def _position(self, feed: FeedView, learner: LearnerView) -> int:
         """Return the number of samples of this source issued to the learner, over all ranks."""
