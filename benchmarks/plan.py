@@ -23,7 +23,7 @@ from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
 from parallel_sgd.exchange import ExchangeOptions
-from parallel_sgd.launcher.cores import usable_cores
+from parallel_sgd.launcher.host_resources import usable_cores
 
 from .on_ranks import on_hosts
 from .report import Report, positive

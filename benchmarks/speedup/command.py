@@ -32,7 +32,7 @@ import sys
 from parallel_sgd import UserError
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.costs import measure_kernel_speeds
-from parallel_sgd.launcher.cores import usable_cores
+from parallel_sgd.launcher.host_resources import usable_cores
 
 from ..plan import measured_link
 from ..report import positive

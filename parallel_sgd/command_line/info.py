@@ -32,7 +32,7 @@ from ..communication.job_environment import (
 )
 from ..errors import UserError
 from ..files import opened
-from ..launcher.cores import all_cores, usable_cores
+from ..launcher.host_resources import all_cores, usable_cores
 from ..launcher.hosts import MOST_RANKS
 from ..launcher.mpiexec import bound_mpi, find_mpiexecs, identify
 from ..parameter_server.placement import DISPATCH, place

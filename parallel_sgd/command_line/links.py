@@ -7,25 +7,21 @@ run this module and print the result as a line of JSON.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.entry_point import abort_on_error
 from ..communication.job_environment import launched_size, launcher_name
 from ..compression import registered_bits
 from ..costs import measure
 from ..errors import UserError
 from ..exchange import choose_plan, topology_for
 from ..exchange.plan import try_transports
-from ..launcher.hosts import read_hostfile
 from ..launcher.options import add_ranks
 from ..parameters import Parameters
+from .on_ranks import answer, ask_ranks, slots_of
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 MAX_SECONDS = 5.0  #: exchanges predicted to take longer are not tried
@@ -74,24 +70,14 @@ def measure_links(args: argparse.Namespace) -> dict[str, Any]:
     """
     if launched_size() is not None:
         return measure_on(Communicator.world())
-    ranks, hosts = args.ranks or DEFAULT_RANKS, []
-    if args.hostfile is not None:
-        hosts = ["--hostfile", args.hostfile]
-        slots = sum(host.slots or 1 for host in read_hostfile(args.hostfile).hosts)
-        ranks = args.ranks or slots
+    ranks = args.ranks or slots_of(args.hostfile) or DEFAULT_RANKS
     if ranks < 2:
         raise UserError(f"--hostfile {args.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
-    run = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *hosts, "-m", __name__]
-    # bounded: that job's ranks have a timeout_s
-    job = subprocess.run(
-        run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
-    )
-    lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
-    if job.returncode != 0 or not lines:
+    measured = ask_ranks(__name__, ranks, args.hostfile)
+    if isinstance(measured, int):
         raise UserError(
-            f"--links: {ranks} ranks ended with exit code {job.returncode}; their errors are above"
+            f"--links: {ranks} ranks ended with exit code {measured}; their errors are above"
         )
-    measured: dict[str, Any] = json.loads(lines[-1])
     return measured
 
 
@@ -165,8 +151,4 @@ def _ms(duration_s: float) -> str:
 
 
 if __name__ == "__main__":
-    with abort_on_error():
-        world = Communicator.world()
-        answer = json.dumps(measure_on(world), allow_nan=False)
-        if world.rank == 0:
-            print(answer, flush=True)
+    answer(lambda: measure_on(Communicator.world()))

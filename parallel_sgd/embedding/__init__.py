@@ -3,10 +3,8 @@
 The messages between workers and servers are in `parallel_sgd.parameter_server`.
 """
 
-from .array_table import ArrayTable
-from .declared import Table, Tables
 from .files import check_tables
-from .options import Embedding
+from .options import ArrayTable, Embedding, Table, Tables
 from .tables import COUNTS, ServedTables
 
 __all__ = [

@@ -11,8 +11,8 @@ from ..array_files import ArrayInFile, open_arrays
 from ..errors import UserError
 from ..files import reason
 from ..validation import shown
-from .declared import Table
 from .gathered import GatheredRows
+from .options import Table
 from .rows import RowTable
 
 

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..kernels import row_kernels
 from ..optimizers import Adagrad, Adam, OptimizerState
 from ..validation import integer
-from .declared import Table
+from .options import Table
 from .records import Records
 
 __all__ = ["RowTable", "server_of"]

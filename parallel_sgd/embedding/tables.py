@@ -13,9 +13,9 @@ from ..array_files import write_arrays
 from ..communication import InBackground
 from ..errors import UserError
 from ..validation import checked_path
-from .declared import Table
 from .files import contents_of, file_of
 from .gathered import GatheredRows
+from .options import Table
 from .rows import RowTable, server_of
 
 Array = npt.NDArray[Any]

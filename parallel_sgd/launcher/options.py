@@ -30,8 +30,8 @@ from ..communication.liveness.preemption import SIGNALS, chosen_signals, preempt
 from ..errors import UserError
 from ..validation import require_use, shown
 from .batch_systems import allocation
+from .host_resources import checked_interface
 from .hosts import MOST_RANKS, Hostfile, decimal, read_hostfile
-from .interfaces import checked_interface
 
 #: Options that only make sense for the process that starts the ranks.
 NEED_N = (

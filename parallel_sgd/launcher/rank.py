@@ -31,9 +31,15 @@ from ..communication.liveness.preemption import listen
 from ..communication.liveness.rank_status import report_start
 from ..errors import UserError
 from ..validation import shown
-from .gpus import VISIBLE, visible_gpus
+from .host_resources import (
+    VISIBLE,
+    checked_interface,
+    interface_variables,
+    interfaces,
+    local_interface,
+    visible_gpus,
+)
 from .hosts import decimal
-from .interfaces import checked_interface, interface_variables, interfaces, local_interface
 from .rank_logs import redirect_output
 
 

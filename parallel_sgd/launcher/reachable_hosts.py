@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from ..communication.stderr import write_stderr
 from .batch_systems import Allocation
+from .host_resources import interfaces
 from .hosts import MPICH, Hostfile
-from .interfaces import interfaces
 from .options import Request
 
 #: Longest wait for a host's answer.

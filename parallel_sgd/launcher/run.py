@@ -41,10 +41,9 @@ from ..communication.job_environment import (
 from ..communication.liveness.rank_process import parent_has_world, parent_rank_process
 from ..errors import UserError
 from .batch_systems import Allocation, allocation
-from .cores import usable_cores
 from .failure_policy import failure_policy
+from .host_resources import interfaces, local_interface, usable_cores
 from .hosts import MPICH, OPEN_MPI, Hostfile
-from .interfaces import interfaces, local_interface
 from .job import NOTICE_SIGNAL
 from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec
 from .options import Request, parse

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ..communication.liveness.abort import GRACE_S
 from ..communication.liveness.rank_status import Status
 from .cleanup import ranks_running
-from .status_pipes import RankReports
+from .rank_reports import RankReports
 
 #: Once a rank has signed on, mpiexec has started the processes of all ranks within this time.
 _SIGN_ON_TIMEOUT_S = 3.0

@@ -26,9 +26,8 @@ from ..communication.phrases import in_words
 from ..communication.timeouts import TIMEOUT_S
 from .cleanup import MPIEXEC, locked_folder, remove, remove_leftovers
 from .outcome import JobStatus
-from .rank_errors import RankErrors
+from .rank_reports import RankErrors, RankReport, RankReports
 from .startup import StartupMonitor
-from .status_pipes import RankReport, RankReports
 
 #: Descriptors that the launcher needs in addition to one for each rank.
 _OTHER_DESCRIPTORS = 64

@@ -4,10 +4,9 @@ from .assembly import Assembled, Shard, WorkerProgress, assemble
 from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
-from .push_bits import choose_push_bits
 from .remote_table import RemoteTable, RemoteTables, Retry, load_tables, write_tables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
-from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
+from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules, choose_push_bits
 from .served import ServedModel
 from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics

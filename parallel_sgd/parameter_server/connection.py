@@ -19,13 +19,13 @@ from ..errors import SharedError, UserError
 from ..kernels import on_host
 from ..optimizers import Optimizer
 from ..parameters import Parameters
-from .answers import Answers
 from .client import Client, PendingPush, RepeatablePush
 from .order import Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
 from .remote_array import RemoteArray
 from .remote_table import RemoteTable, RemoteTables
+from .requests import Answers
 from .roles import ServerGroup
 from .rules import Rules
 from .served import ServedModel

@@ -14,10 +14,9 @@ from ..communication.endpoint import as_bytes
 from ..communication.liveness.finish import ON_ITS_WAY_S
 from ..embedding import ServedTables
 from ..errors import PeerFailure, SharedError, UserError
-from .answers import Answers
 from .direct_requests import DIRECT_REQUESTS
 from .order import Order
-from .requests import Request, Requests
+from .requests import Answers, Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, NANO, WAIT
 from .waits import deadlock, disagreement, of_kind

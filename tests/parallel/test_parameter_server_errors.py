@@ -27,8 +27,8 @@ from parallel_sgd import SGD, Learner, Parameters, UserError, simulate
 from parallel_sgd.communication.endpoint import HEADER_LENGTH
 from parallel_sgd.errors import SharedError
 from parallel_sgd.parameter_server import Kind
-from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
+from parallel_sgd.parameter_server.requests import Answers
 from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
 
 pytestmark = pytest.mark.messages

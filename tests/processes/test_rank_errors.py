@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from parallel_sgd.communication.phrases import in_brief
-from parallel_sgd.launcher import rank_errors
+from parallel_sgd.launcher import rank_reports
 from parallel_sgd.launcher.options import parse
 from parallel_sgd.launcher.restarts import _has_output_files
 from parallel_sgd.launcher.supervisor import Supervisor
@@ -62,8 +62,8 @@ def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsy
         fails(supervisor, 1, "no data", kind)
         supervisor.check()
         assert capsys.readouterr().err == ""
-        now = time.monotonic() + getattr(rank_errors, limit)
-        monkeypatch.setattr(rank_errors, "time", SimpleNamespace(monotonic=lambda: now))
+        now = time.monotonic() + getattr(rank_reports, limit)
+        monkeypatch.setattr(rank_reports, "time", SimpleNamespace(monotonic=lambda: now))
         supervisor.check()
         assert capsys.readouterr().err == "[rank 1] parallel-sgd: error: no data\n"
         fails(supervisor, 2, "no data", kind)

@@ -13,8 +13,8 @@ import pytest
 from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
 from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher.cleanup import ranks_running
+from parallel_sgd.launcher.rank_reports import RankReports
 from parallel_sgd.launcher.startup import StartupMonitor
-from parallel_sgd.launcher.status_pipes import RankReports
 
 NOW = 1e9  #: when ranks that are gone were still there
 

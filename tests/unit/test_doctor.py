@@ -14,8 +14,8 @@ import pytest
 
 from parallel_sgd import simulate
 from parallel_sgd.command_line.doctor import checks, command, ranks, speed
+from parallel_sgd.command_line.doctor.checks import Finding
 from parallel_sgd.command_line.doctor.facts import Facts, collect_facts
-from parallel_sgd.command_line.doctor.finding import Finding
 from parallel_sgd.command_line.doctor.network import (
     Pair,
     clock_offsets,

@@ -220,7 +220,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         told = f"a word of MPI's\n{json.dumps(simulate(ranks, links.measure_on)[0])}\n"
         return subprocess.CompletedProcess(command, 0, stdout=told)
 
-    monkeypatch.setattr(links.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return commands
 
 
@@ -299,7 +299,7 @@ def test_ranks_that_end_with_an_error(
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 3, stdout='{"ranks": 2}')
 
-    monkeypatch.setattr(links.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     assert main(["info", "--links"]) == 2
     assert "--links: 2 ranks ended with exit code 3" in capsys.readouterr().err
 

@@ -19,16 +19,18 @@ from parallel_sgd.communication.job_environment import (
     without_launcher,
 )
 from parallel_sgd.errors import UserError
-from parallel_sgd.launcher import rank
+from parallel_sgd.launcher import host_resources, rank
 from parallel_sgd.launcher import run as launcher
 from parallel_sgd.launcher.batch_systems import Allocation, allocation
-from parallel_sgd.launcher.gpus import VISIBLE, gpu_count, visible_gpus
-from parallel_sgd.launcher.interfaces import (
+from parallel_sgd.launcher.host_resources import (
+    VISIBLE,
     Interface,
     checked_interface,
+    gpu_count,
     interface_variables,
     interfaces,
     local_interface,
+    visible_gpus,
 )
 from parallel_sgd.launcher.mpiexec import Mpiexec
 from parallel_sgd.launcher.options import Request, parse
@@ -73,9 +75,9 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "elsewhere" / "dxg").touch()
     assert gpu_count(tmp_path / "elsewhere") is None
     for there in (4, None):  # unknown: CUDA will say it
-        monkeypatch.setattr("parallel_sgd.launcher.gpus.gpu_count", lambda there=there: there)
+        monkeypatch.setattr(host_resources, "gpu_count", lambda there=there: there)
         assert visible_gpus(2, 1, {}) == "2,3"
-    monkeypatch.setattr("parallel_sgd.launcher.gpus.gpu_count", lambda: 3)
+    monkeypatch.setattr(host_resources, "gpu_count", lambda: 3)
     with pytest.raises(UserError, match=r"takes 4 GPUs .* and it has 3$"):
         visible_gpus(2, 1, {})
 

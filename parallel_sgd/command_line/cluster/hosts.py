@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from ...launcher.cores import usable_cores
+from ...launcher.host_resources import usable_cores
 from ...launcher.mpiexec import bound_mpi
 from ...launcher.run import THREAD_VARIABLES
 from .links import address, commands, port, require_rate

@@ -1,10 +1,9 @@
 """Check a cluster and advise on its problems: `parallel-sgd doctor`.
 
 ======================  =====================================================================
-`finding`               the result of a check: a level, a line, advice
 `facts`                 facts about a rank's host, and its speed
 `network`               measurements between ranks: pairs of hosts, clocks
-`checks`, `speed`       facts in, findings out: no measurement, no communication
+`checks`, `speed`       facts in, findings out (a level, a line, advice)
 `ranks`                 the program of the ranks
 `command`               the command
 ======================  =====================================================================

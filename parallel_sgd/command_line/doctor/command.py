@@ -6,8 +6,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,11 +15,11 @@ from ...communication.entry_point import abort_on_error
 from ...communication.job_environment import launched_rank, launched_size, launcher_name
 from ...errors import UserError
 from ...launcher.batch_systems import allocation
-from ...launcher.hosts import read_hostfile
 from ...launcher.mpiexec import bound_mpi, find_mpiexecs, identify
 from ...launcher.options import add_ranks, seconds
+from ..on_ranks import ask_ranks, slots_of
 from . import checks
-from .finding import Finding
+from .checks import Finding
 from .ranks import examine_ranks
 
 DEFAULT_RANKS = 2  #: ranks to start if no number is given
@@ -80,33 +78,19 @@ def _check_mpi() -> list[Finding]:
 
 def _run_ranks(args: argparse.Namespace) -> dict[str, Any]:
     """Start ranks, and return their findings and measurements."""
-    allocated, ranks, options = allocation(os.environ), args.ranks, []
-    if args.hostfile is not None:
-        slots = sum(host.slots or 1 for host in read_hostfile(args.hostfile).hosts)
-        ranks, options = ranks or slots, ["--hostfile", args.hostfile]
-    elif ranks is None and allocated is not None:
-        ranks = allocated.slots
+    allocated = allocation(os.environ)
+    slots = slots_of(args.hostfile) or (allocated and allocated.slots)
+    ranks = args.ranks or slots or DEFAULT_RANKS
+    options = ["--timeout-s", str(args.timeout_s)]
     if args.interface is not None:
         options += ["--interface", args.interface]
-    options += ["--timeout-s", str(args.timeout_s), "-n", str(ranks or DEFAULT_RANKS)]
-    run = [sys.executable, "-m", "parallel_sgd", "run", *options]
-    # bounded: that job is given --timeout-s
-    job = subprocess.run(
-        [*run, "-m", f"{__package__}.ranks"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
-    if job.returncode == 0 and lines:
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
+    found = ask_ranks(f"{__package__}.ranks", ranks, args.hostfile, options)
+    if not isinstance(found, int):
+        return found
     failed = Finding(
         "ranks",
         "problem",
-        f"{ranks or DEFAULT_RANKS} ranks ended with exit code {job.returncode}; their errors are "
-        "above",
+        f"{ranks} ranks ended with exit code {found}; their errors are above",
         "make sure that `ssh HOST true` works without a password for each host, that this project "
         "and Python are under the same path there, and that no firewall is between the hosts",
     )

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...launcher.cores import usable_cores
-from ...launcher.interfaces import interfaces
+from ...launcher.host_resources import interfaces, usable_cores
 from ...launcher.mpiexec import bound_mpi
 from ...version import __version__
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ...communication import Communicator
-from ...communication.entry_point import abort_on_error
 from ...communication.job_environment import INTERFACE
+from ..on_ranks import answer
 from . import checks, speed
+from .checks import Finding
 from .facts import Facts, collect_facts
-from .finding import Finding
 from .network import Pair, clock_offsets, measure_pairs
 
 TIMEOUT_S = 60.0  #: limit of each wait for a rank
@@ -65,7 +64,4 @@ def run_checks(
 
 
 if __name__ == "__main__":
-    with abort_on_error():
-        answer = examine_ranks()
-        if Communicator.world().rank == 0:
-            print(json.dumps(answer, allow_nan=False), flush=True)
+    answer(examine_ranks)

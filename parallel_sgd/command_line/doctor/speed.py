@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from .checks import Finding, Level, ok
 from .facts import Facts
-from .finding import Finding, Level, ok
 from .network import Pair
 
 SLOWER, MUCH_SLOWER = 1.5, 2.5  #: factors below the median: a warning, a problem
