@@ -133,25 +133,13 @@ def parse(argv: Sequence[str]) -> Request:
     for name in ("hostfile", "log_dir", "mpiexec"):
         if (path := getattr(args, name)) is not None:
             setattr(args, name, path_given(name, path))
-    return Request(
-        ranks=ranks,
-        command=command,
-        hostfile=None if args.hostfile is None else read_hostfile(args.hostfile),
-        mpiexec_options=tuple(args.mpiexec_options),
-        mpiexec=args.mpiexec,
-        timeout_s=args.timeout_s,
-        servers=args.servers,
-        survive=args.survive,
-        spares=args.spares,
-        gpus_per_rank=args.gpus_per_rank,
-        interface=None if args.interface is None else checked_interface(args.interface),
-        log_dir=args.log_dir,
-        wait_timeout_s=args.wait_timeout_s,
-        restarts=args.restarts,
-        min_ranks=args.min_ranks,
-        preempt_on=",".join(signals) or None,
-        requeue=args.requeue or requeues(),
-    )
+    del args.module
+    args.ranks, args.command = ranks, command
+    args.hostfile = None if args.hostfile is None else read_hostfile(args.hostfile)
+    args.mpiexec_options = tuple(args.mpiexec_options)
+    args.interface = None if args.interface is None else checked_interface(args.interface)
+    args.preempt_on, args.requeue = ",".join(signals) or None, args.requeue or requeues()
+    return Request(**vars(args))
 
 
 def _missing_ranks_text(command: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ class Attempt:
     outcome: Outcome
     seconds: float
     checkpoint: str | None  #: the newest checkpoint written in this start
-    silent_exit: str | None  #: an error line about the first rank to exit silently
+    error: str | None  #: a line about the cause of a loss, if known
     stopped: bool  #: True if this process has ended the job
     asked_to_leave: bool  #: True if this process or a rank has received a preemption notice
 
@@ -171,42 +171,28 @@ class Restarts:
             request.ranks, shared, training=training, local=local, prints=prints
         ) as supervisor:
             environ = {**self._environ, **launch.environ, **supervisor.environ}
-            # mpiexec must not read the user's input, or stop for it.
-            empty_stdin = subprocess.DEVNULL
             end = run_job(
-                launch.command, environ, self._deadline, supervisor, signals, stdin=empty_stdin
+                launch.command,
+                environ,
+                self._deadline,
+                supervisor,
+                signals,
+                stdin=subprocess.DEVNULL,  # mpiexec must not read the user's input, or stop for it
             )
             code = end.code
             judged = outcome(supervisor.job_status(code), survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
             if judged.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
                 self._warn_if_uncertain(code, judged)
-            silent_exit = self._policy.error_line(supervisor)
-            silent_exit = silent_exit and silent_exit + exit_code_hint(code)
-            if end.killed and judged.end is Ending.LOST:  # also the cause of the ranks' failure
-                judged, silent_exit = replace(judged, why=end.killed), end.killed
-            if lost := stdout_problem():
-                if judged.end is Ending.LOST and code == _MPICH_OWN_FAILURE:
-                    judged, silent_exit = replace(judged, why=lost), lost
-                elif judged.end is Ending.COMPLETE:
-                    write_stderr(f"parallel-sgd: {lost}")
-            elif (
-                judged.end is Ending.LOST
-                and code == _OPEN_MPI_OWN_FAILURE
-                and stdout_has_no_reader()
-            ):
-                judged, silent_exit = replace(judged, why=_NO_READER), _NO_READER
-            seconds = time.monotonic() - began
+            error = self._policy.error_line(supervisor)
+            error = error and error + exit_code_hint(code)
+            if judged.end is Ending.COMPLETE and (problem := stdout_problem()):
+                write_stderr(f"parallel-sgd: {problem}")
+            if judged.end is Ending.LOST and (cause := end.killed or _output_failure(code)):
+                judged, error = replace(judged, why=cause), cause  # of the ranks' failure, too
+            seconds, checkpoint = time.monotonic() - began, supervisor.newest_checkpoint()
             asked_to_leave = bool(signals.notices) or supervisor.was_asked_to_leave()
-            return Attempt(
-                code,
-                judged,
-                seconds,
-                supervisor.newest_checkpoint(),
-                silent_exit,
-                stopped,
-                asked_to_leave,
-            )
+            return Attempt(code, judged, seconds, checkpoint, error, stopped, asked_to_leave)
 
     def _warn_if_uncertain(self, code: int, outcome: Outcome) -> None:
         """Warn about a complete job if no rank has reported, or mpiexec's exit code disagrees."""
@@ -228,8 +214,8 @@ class Restarts:
         Print messages about the end.
         """
         lost = attempt.outcome.end is Ending.LOST
-        if lost and attempt.silent_exit and not attempt.stopped:
-            write_stderr(f"parallel-sgd: error: {attempt.silent_exit}")
+        if lost and attempt.error and not attempt.stopped:
+            write_stderr(f"parallel-sgd: error: {attempt.error}")
         at_start = attempt.outcome.at_start
         line = self._policy.loss_line(attempt.outcome.why)
         if lost and line and not attempt.stopped and not at_start:
@@ -341,6 +327,13 @@ def stdout_has_no_reader() -> bool:
     output = select.poll()
     output.register(1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
+
+
+def _output_failure(code: int) -> str | None:
+    """Return an error line if mpiexec has ended because of its standard output, or None."""
+    if problem := stdout_problem():
+        return problem if code == _MPICH_OWN_FAILURE else None
+    return _NO_READER if code == _OPEN_MPI_OWN_FAILURE and stdout_has_no_reader() else None
 
 
 def exit_code_hint(code: int) -> str:

@@ -127,7 +127,7 @@ def cores(facts: Sequence[Facts]) -> list[Finding]:
                     "warning",
                     f"{rank_count} ranks on {fact.host}, with {given}, share {fact.cores} cores",
                     f"export OMP_NUM_THREADS={max(1, fact.cores // rank_count)} "
-                    "(`parallel-sgd run -n` does so where it is not set)",
+                    "(`parallel-sgd run -n` does so unless it is set)",
                 )
             )
     return found or ok("cores", "each thread of each rank has a core")
