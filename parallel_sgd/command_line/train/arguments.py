@@ -184,6 +184,5 @@ def _require_use(options: argparse.Namespace) -> None:
     require_model_options(options)
     for name, kind in ADJUSTMENTS.items():
         for option in all_options(kind):
-            if hasattr(options, option.name) and not getattr(options, name):
-                value, flag = getattr(options, option.name), name.replace("_", "-")
-                raise UserError(f"{option.name}={shown(value)} has no effect without --{flag}")
+            given, needs = getattr(options, option.name, None), f"--{name.replace('_', '-')}"
+            require_use(option.name, given, None, getattr(options, name), needs)

@@ -151,7 +151,7 @@ def ranks_in_words(size: int, workers: int) -> str:
 
 
 def failures_in_words(failed: int) -> str:
-    """Return ", of which 1 has died", or ""."""
+    """Return ", of which 1 has failed", or ""."""
     return f", of which {failed} {'has' if failed == 1 else 'have'} failed" if failed else ""
 
 
