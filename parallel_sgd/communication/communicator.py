@@ -230,7 +230,7 @@ class Communicator(ABC):
 
         Communicators made from this one are invalid afterwards. Needs `fault_tolerant`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
+        raise NotImplementedError(f"{type(self).__name__} is not fault-tolerant")
 
     def reconfigure(self, *, allow_join: bool) -> None:
         """Continue with the remaining ranks: update `rank`, `size` and `world_ranks`.
@@ -248,7 +248,7 @@ class Communicator(ABC):
             self.fruitless = self.fruitless + 1 if self.world_ranks == before else 0
 
     def _reconfigure(self, *, allow_join: bool) -> None:
-        raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
+        raise NotImplementedError(f"{type(self).__name__} is not fault-tolerant")
 
     def end_replay_log(self) -> None:  # noqa: B027
         """Stop recording collectives for ranks that join later: training begins."""
@@ -340,7 +340,7 @@ class Communicator(ABC):
                 type other than text.
         """
         if not isinstance(problem, str | None):  # report it to the waiting ranks, too
-            problem = f"problem={shown(problem)} must be a text, or None"
+            problem = f"problem={shown(problem)} must be a text or None"
         self._problem = problem
         try:
             self._gather(PROBLEM, problem)

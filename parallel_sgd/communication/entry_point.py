@@ -50,7 +50,9 @@ def abort_on_error() -> Iterator[None]:
         if isinstance(error.code, str):
             print_error(error.code)
         elif has_other_ranks():
-            print_error(f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all")
+            print_error(
+                f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all ranks"
+            )
         end_job(code)
     except BaseException as error:
         end_job(report(error), shared=isinstance(error, SharedError))

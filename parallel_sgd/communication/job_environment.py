@@ -245,8 +245,8 @@ def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
         said[name] = roles[value]
     if len(set(said.values())) > 1:
         raise UserError(
-            f"{ROLE}={environ[ROLE]!r} contradicts {PADDLE_ROLE}={environ[PADDLE_ROLE]!r}: one of "
-            "them is enough"
+            f"{ROLE}={environ[ROLE]!r} contradicts {PADDLE_ROLE}={environ[PADDLE_ROLE]!r}: set "
+            "only one of them"
         )
     return next(iter(said.values()), None)
 

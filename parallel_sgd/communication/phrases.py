@@ -54,12 +54,12 @@ def odd_one_out(groups: Sequence[Sequence[int]]) -> str:
     """
     largest, ranks = max(groups, key=len), sum(map(len, groups))
     if 2 * len(largest) <= ranks:
-        return f"nobody can tell who is wrong: more than half of the {ranks} ranks must be alike"
+        return f"the wrong ranks are unknown: more than half of the {ranks} ranks must be equal"
     different = sorted(rank for group in groups if group is not largest for rank in group)
     differ = "differs" if len(different) == 1 else "differ"
     return (
-        f"{in_words(different)} {differ} from the others: the program has changed it there, or a "
-        "bit of memory has flipped"
+        f"{in_words(different)} {differ} from the other ranks: the program has changed it there, "
+        "or a bit of memory has flipped"
     )
 
 
@@ -72,8 +72,8 @@ def waiting_for_finished(finished: Sequence[int], waits: str) -> str:
     """
     have = "has" if len(finished) == 1 else "have"
     return (
-        f"{waits} for {in_words(finished)}, which {have} left (the program has ended there): every "
-        "rank must take every step, and call learner.finish()"
+        f"{waits} for {in_words(finished)}, which {have} finished (the program has ended there): "
+        "every rank must take every step, and call learner.finish()"
     )
 
 
@@ -90,4 +90,4 @@ def different_calls(called: Sequence[str], ranks: Sequence[int]) -> str | None:
         value: [k for k, c in zip(ranks, called, strict=True) if c == value] for value in called
     }
     calls = "; ".join(f"{in_words(group)}: {value}" for value, group in ranks_by_value.items())
-    return f"the ranks have called different things, and would wait for each other: {calls}"
+    return f"the ranks have called different collectives, and would wait for each other: {calls}"

@@ -59,7 +59,7 @@ def packed(item: Any) -> bytes:
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"what is sent to other ranks cannot be: {line_of(error)}") from None
+        raise UserError(f"a value cannot be sent to other ranks: {line_of(error)}") from None
 
 
 def unpacked(data: bytes | bytearray) -> Any:
@@ -72,7 +72,7 @@ def unpacked(data: bytes | bytearray) -> Any:
         return _unpacked(data, 0)
     except Exception as error:  # invalid bytes raise many types
         raise UserError(
-            "what another rank has sent is damaged, or of another version of parallel_sgd: "
+            "a message from another rank is damaged, or of another version of parallel_sgd: "
             f"{line_of(error)}"
         ) from None
 
@@ -80,7 +80,7 @@ def unpacked(data: bytes | bytearray) -> Any:
 def _packed(item: Any, depth: int) -> bytes:
     if depth > DEEPEST:
         raise UserError(
-            f"what is sent to other ranks holds tuples, sets or keys more than {DEEPEST} deep"
+            f"a value for other ranks has tuples, sets or keys more than {DEEPEST} levels deep"
         )
     tagged = partial(_tagged, depth=depth + 1)
     data: bytes = msgpack.packb(
@@ -96,7 +96,7 @@ def _packed(item: Any, depth: int) -> bytes:
 def _unpacked(data: bytes | bytearray, depth: int) -> Any:
     """Decode up to `DEEPEST` levels, like `_packed`: each level uses C's stack."""
     if depth > DEEPEST:
-        raise ValueError(f"it holds tuples, sets or keys more than {DEEPEST} deep")
+        raise ValueError(f"it has tuples, sets or keys more than {DEEPEST} levels deep")
     return msgpack.unpackb(
         data,
         ext_hook=partial(_untagged, depth=depth + 1),
@@ -137,7 +137,7 @@ def _tagged(item: Any, depth: int) -> Any:
     kind = _LIKE.get(kind, kind)
     if kind not in _TAGS:
         raise UserError(
-            f"{kind_of(item)} cannot be sent to other ranks: send {KNOWN}, alone or in each other"
+            f"{kind_of(item)} cannot be sent to other ranks: send {KNOWN}, alone or nested"
         )
     return _ext(kind, _TAGS[kind][1](item, depth))
 

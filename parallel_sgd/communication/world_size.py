@@ -84,11 +84,11 @@ def world_mismatch(
         if name is not None and not launcher_supports(name, vendor):
             line += ", whose own mpiexec is required"
         else:
-            line += ", and the two do not find each other"
+            line += ", and the two do not work together"
         return f"{line}. {_BOTH}"
     requested = read_integer(environ, REQUESTED_RANKS)
     if requested is not None and requested != world_size:
-        return f"{_ranks(requested)} were asked for, {has}"
+        return f"{_ranks(requested)} were requested, {has}"
     for starter in _STARTERS:
         size = read_integer(environ, starter.size) or 0
         present = [f"{name}={environ[name]}" for name in starter.ranks if name in environ]
@@ -103,10 +103,10 @@ def world_mismatch(
                 line = (
                     f"{said} says that {size} processes were started ({', '.join(present)}), {has}"
                 )
-            line = f"{line}: each would train a model of its own. {_advice(size)}"
+            line = f"{line}: each would train a separate model. {_advice(size)}"
             if not mark:
                 line += (
-                    f". Where this process is the only one: unset {starter.size}, or "
+                    f". If this process is the only one: unset {starter.size}, or "
                     "`parallel-sgd run -n 1`"
                 )
             return line
@@ -120,7 +120,7 @@ def _group_mismatch(world_size: int) -> str | None:
         return None
     return (
         f"torch.distributed has a process group of {size} processes, but this MPI world has "
-        f"{_ranks(world_size)}: each would train a model of its own. {_advice(size)}"
+        f"{_ranks(world_size)}: each would train a separate model. {_advice(size)}"
     )
 
 
@@ -145,14 +145,14 @@ def _child_alone() -> str | None:
     name = processes.current_process().name
     return (
         f"multiprocessing started this process ({name}), and this MPI world has 1 rank: each such "
-        f"process would train a model of its own. {_advice('N')}"
+        f"process would train a separate model. {_advice('N')}"
     )
 
 
 def _advice(ranks: int | str) -> str:
     return (
-        f"Start the ranks by `parallel-sgd run -n {ranks}`; Communicator.single() is for a model "
-        "apart"
+        f"Start the ranks by `parallel-sgd run -n {ranks}`; Communicator.single() is for a "
+        "separate model"
     )
 
 

@@ -221,7 +221,8 @@ def of_job(misuse: Misuse, folder: Path) -> Outcome:
 
 #: What tells of the end, the clearest first.
 TELLING = (
-    r"(parallel-sgd: error: |parallel_sgd: waited|which has left|interrupted|: the job was ended)",
+    r"(parallel-sgd: error: |parallel_sgd: waited|which has finished|interrupted|"
+    r": the job was ended)",
     r"^[\w.]*(Error|Exception|Interrupt)\b",
     r"^UserWarning: ",
     r"(exited on signal|EXIT STRING|exited with status|non-zero)",

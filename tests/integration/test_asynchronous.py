@@ -201,7 +201,7 @@ def test_a_worker_that_leaves_is_found_by_the_servers_beside_the_others(folder: 
     code, output = lose(folder, "exit", 600, "--servers", "0")
     assert code == 1 and time.monotonic() - began < 30 * patience(), output
     said = "the program of the worker on rank 1 has ended without learner.finish()"
-    assert said in output or "for rank 1, which has left" in output
+    assert said in output or "for rank 1, which has finished" in output
 
 
 @pytest.mark.any_mpi

@@ -55,7 +55,7 @@ def test_every_rank_says_where_it_is(folder: Path) -> None:
     pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(4)]
     assert f"rank 1 (pid {pids[1]}) does not answer: it holds Python's lock" in errors[0]
     assert f"rank 2 (pid {pids[2]}) is stopped, by a signal" in errors[0]
-    assert re.search(r"rank 3 has not come: it computes, .* \(stuck.py:1[56]\)", errors[0])
+    assert re.search(r"rank 3 has not arrived: it computes, .* \(stuck.py:1[56]\)", errors[0])
     assert "in waits\n" in errors[0]
     assert "in in_c_with_pythons_lock\n" in errors[1]
     assert "in in_python\n" in errors[3]
@@ -77,7 +77,7 @@ def test_a_rank_that_is_stopped_while_the_others_end(folder: Path) -> None:
     (folder / "ended.py").write_text(ENDED)
     code, output = finished("run", "-n", "3", "--wait-timeout-s", "5", "ended.py")
     assert code not in (0, 124), output
-    line = "this rank is at its end, and waits for rank 1, which has not answered for timeout_s=5 s"
+    line = "this rank has finished, and waits for rank 1, which has not answered for timeout_s=5 s"
     assert f"[rank 0] parallel_sgd: {line}" in output
     assert "is stopped, by a signal or a debugger" in output
 
@@ -113,5 +113,5 @@ def test_ranks_that_survive_go_on_without_one_that_does_not_move(folder: Path) -
     code, output = finished("run", "-n", "5", *options, "surviving.py")
     assert code == 0, output
     assert all(f"rank {rank} is done, one of 3" in output for rank in (0, 3, 4)), output
-    told = re.findall(r" for ranks? ([\d, ]+): killed, and the others go on", output)
+    told = re.findall(r" for ranks? ([\d, ]+): killed; the remaining ranks continue", output)
     assert {*", ".join(told).split(", ")} == {"1", "2"}, output  # at once, or one after the other

@@ -126,7 +126,7 @@ REFUSE = "\nfrom parallel_sgd import UserError\nraise UserError('bits must be 1:
     [
         (EARLY + BOOM + WORLD + WAIT, 1, "RuntimeError: boom", {1}),
         (EARLY + WORLD + "MPI.Finalize()\n" + BOOM, 1, "RuntimeError: boom", {1}),
-        (EARLY + EXIT + WORLD + WAIT, 3, "sys.exit(3) on this rank ends the job on all", {1}),
+        (EARLY + EXIT + WORLD + WAIT, 3, "sys.exit(3) on this rank ends the job on all ranks", {1}),
         (WORLD + "comm.Barrier()" + REFUSE, 1, "bits must be 1: 3 (script.py:9)", {0, 1, 2}),
     ],
     ids=["before MPI is up", "after MPI is down", "sys.exit before MPI is up", "on all ranks"],

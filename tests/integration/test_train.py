@@ -130,7 +130,7 @@ def one_line_each(output: str, expected: str) -> None:
     """
     for rank in range(3):
         lines = [text for k, text in by_ranks(output) if k == rank]
-        (line,) = (line for line in lines if "; this rank now waits for the others" not in line)
+        (line,) = (line for line in lines if "; this rank now waits for" not in line)
         assert line.startswith("parallel-sgd: error: "), line
         assert expected in line
     assert "Traceback" not in output

@@ -199,7 +199,7 @@ def names_who_differs(comm: Communicator, what: str, every: int) -> None:
     assert message.startswith(f"the {name}'s checksum must be the same on all ranks, but differs")
     if comm.size == 2:
         assert message.endswith(
-            "nobody can tell who is wrong: more than half of the 2 ranks must be alike"
+            "the wrong ranks are unknown: more than half of the 2 ranks must be equal"
         )
     else:
-        assert f"; rank {odd} differs from the others: " in message
+        assert f"; rank {odd} differs from the other ranks: " in message

@@ -181,7 +181,7 @@ def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch
             checkpoints.wait()
             comm.barrier()
 
-    with pytest.raises(UserError, match="waits in sum_integers for rank 0, which has left"):
+    with pytest.raises(UserError, match="waits in sum_integers for rank 0, which has finished"):
         simulate(2, body, timeout_s=10)
     (path,) = checkpoint_files.checkpoints_in(tmp_path)
     assert len([*path.glob("tables-*.safetensors")]) == 2

@@ -153,7 +153,7 @@ def test_a_worker_that_leaves_without_finish_is_found(apart, mode):
             three_and_finish(learner)
 
     begin = time.monotonic()
-    with pytest.raises(UserError, match=r"rank 1( has ended|, which has left)"):
+    with pytest.raises(UserError, match=r"rank 1( has ended|, which has finished)"):
         simulate(4, body, timeout_s=60)
     assert time.monotonic() - begin < SECONDS / 2
 

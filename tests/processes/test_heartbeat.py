@@ -54,7 +54,7 @@ def heartbeat_table(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) ->
     made.write(vary(made, 4, moved=now - 1))
     processes[5].kill()
     processes[5].wait()
-    made.write(vary(made, 6, name="those that train"))
+    made.write(vary(made, 6, name="the training ranks"))
     return made
 
 
@@ -77,8 +77,8 @@ def test_who_does_not_move(
     said = [line.in_words(time.monotonic()) for line in heartbeat_table.heartbeats()]
     assert said[0] == f"rank 0 (pid {processes[0].pid}) waits in alltoall, for 8 s"
     assert said[3].endswith("is stopped, by a signal or a debugger, for 6 s")
-    assert said[5] == f"rank 5 (pid {processes[5].pid}) is gone"
-    assert said[6].endswith("stands by for those that train, for 9 s")
+    assert said[5] == f"rank 5 (pid {processes[5].pid}) has exited"
+    assert said[6].endswith("stands by for the training ranks, for 9 s")
 
 
 @pytest.mark.parametrize("one_waits", [True, False])

@@ -53,7 +53,7 @@ def test_processes_of_multiprocessing_that_train_apart(how: str, tmp_path: Any) 
     ended = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=100)
     own, apart, only = ended.stdout.splitlines()
     assert own.startswith("its own multiprocessing started this process ("), ended
-    assert "Communicator.single() is for a model apart" in own
+    assert "Communicator.single() is for a separate model" in own
     assert (apart, only) == ("apart trains", "its only one trains")
 
 

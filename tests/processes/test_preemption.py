@@ -41,9 +41,9 @@ def test_a_handler_of_the_programs_own_is_called_too(name, said):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ('echo "$@" > asked', "job 5 of Slurm is requeued"),
-        ("echo no such job >&2; exit 1", "job 5 of Slurm could not be requeued: no such job"),
-        (None, "job 5 of Slurm could not be requeued: [Errno 2]"),
+        ('echo "$@" > asked', "Slurm job 5 is requeued"),
+        ("echo no such job >&2; exit 1", "Slurm job 5 could not be requeued: no such job"),
+        (None, "Slurm job 5 could not be requeued: [Errno 2]"),
     ],
 )
 def test_slurm_is_asked_to_requeue(tmp_path, monkeypatch, capsys, script, said):

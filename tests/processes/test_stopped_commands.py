@@ -34,7 +34,7 @@ def test_a_training_that_nobody_reads_ends_in_one_line(tmp_path, leaves):
         said = job.stderr.read()
     assert (job.returncode, said) == (
         1,
-        "parallel-sgd: error: nobody reads any more what is printed\n",
+        "parallel-sgd: error: the reader of the printed output has exited\n",
     )
 
 

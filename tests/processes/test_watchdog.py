@@ -78,8 +78,8 @@ def test_a_problem_is_told_where_others_do_not_come_soon(capfd):
             time.sleep(0.05)
             said += capfd.readouterr().err
     assert said == (
-        "[rank 2] parallel_sgd: the gradient is not finite; this rank now waits for the others, to "
-        "tell them (in sum_integers)\n"
+        "[rank 2] parallel_sgd: the gradient is not finite; this rank now waits for the other "
+        "ranks, to report it (in sum_integers)\n"
     )
 
 

@@ -117,8 +117,7 @@ def test_a_disk_that_fails_while_it_is_read():
 def test_errors_that_are_the_users_to_mend():
     full = OSError(errno.ENOSPC, "No space left on device")
     assert user_message(full) == (
-        "parallel-sgd: error: what was to be written could not be: "
-        "[Errno 28] No space left on device"
+        "parallel-sgd: error: writing has failed: [Errno 28] No space left on device"
     )
     assert user_message(MemoryError("Unable to\nallocate")) == (
         "parallel-sgd: error: there is not enough memory: Unable to allocate"

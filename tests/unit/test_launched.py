@@ -82,14 +82,14 @@ def test_without_launcher() -> None:
         (MPICH, 1, "Open MPI", "MPICH's mpiexec started 4 ranks, but this MPI world has 1 rank: "
             "mpi4py is bound to Open MPI, whose own mpiexec is required"),
         (OPEN_MPI, 1, "MPICH", "mpi4py is bound to MPICH, whose own mpiexec is required"),
-        (SRUN, 1, "Open MPI", "the two do not find each other"),
-        (OPEN_MPI | {"PARALLEL_SGD_RANKS": "8"}, 4, "Open MPI", "8 ranks were asked for, but this "
+        (SRUN, 1, "Open MPI", "the two do not work together"),
+        (OPEN_MPI | {"PARALLEL_SGD_RANKS": "8"}, 4, "Open MPI", "8 ranks were requested, but this "
             "MPI world has 4 ranks"),
         ({"PMIX_RANK": "1"}, 1, "MPICH", "a PMIx launcher started this process as rank 1, but"),
         ({"PMIX_RANK": "0"}, 1, "MPICH", None),
         # What starts processes that find each other without MPI
         (TORCHRUN, 1, "MPICH", "torchrun started 2 processes (WORLD_SIZE=2, RANK=0), but this MPI "
-            "world has 1 rank: each would train a model of its own. Start the ranks by"),
+            "world has 1 rank: each would train a separate model. Start the ranks by"),
         (ALLOCATION | TORCHRUN, 1, "MPICH", "torchrun started 2 processes"),
         (OPEN_MPI | TORCHRUN | {"WORLD_SIZE": "8"}, 4, "Open MPI", "torchrun started 8 processes"),
         (TORCHRUN | {"PARALLEL_SGD_RANKS": "1"}, 1, "MPICH", "torchrun started 2 processes"),
@@ -203,8 +203,8 @@ def test_an_error_of_mpi_beside_a_rank_that_is_gone(
     assert caught.value.code == 1
     assert ("Traceback" in err) == (not gone)
     if gone:
-        said = f"rank 3 (pid {pid}) has died, and the others cannot go on with what needs "
-        assert err == f"[rank 2] parallel-sgd: error: {said}all of them\n"
+        said = f"rank 3 (pid {pid}) has failed, and the remaining ranks cannot continue"
+        assert err == f"[rank 2] parallel-sgd: error: {said}\n"
 
 
 @pytest.mark.usefixtures("on_a_rank")
@@ -292,9 +292,7 @@ def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.Mo
     assert rank_process.is_rank()
     said = os.environ[launched.RANK_PROCESS]
     monkeypatch.setenv(launched.RANK_PROCESS, said.replace(str(os.getpid()), "17"))
-    with pytest.raises(
-        UserError, match=r"rank 2 is process 17, which has made the world, and then"
-    ):
+    with pytest.raises(UserError, match=r"rank 2 is process 17, which has made the world and then"):
         rank_process.claim_world()
     monkeypatch.setenv("PMIX_NAMESPACE", "another")
     rank_process.claim_world()

@@ -259,4 +259,4 @@ def test_nobody_is_asked_outside_of_slurm(monkeypatch, capsys):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(subprocess, "run", None)
     preemption.requeue()
-    assert "this is no job of Slurm's" in capsys.readouterr().err
+    assert "this is not a Slurm job" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_a_rank_that_leaves_early_is_not_waited_for():
             comm.sum_integers(np.ones(1, np.int64))
 
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"waits in sum_integers for rank 2, which has left"):
+    with pytest.raises(UserError, match=r"waits in sum_integers for rank 2, which has finished"):
         simulate(3, body)
     assert time.monotonic() - began < 5
 
@@ -61,7 +61,9 @@ def test_in_a_part_of_the_world_ranks_are_called_as_in_the_whole():
         if comm.rank == 1:
             part.duplicate().barrier()
 
-    with pytest.raises(UserError, match=r"rank 1 waits in sum_integers for rank 3, which has left"):
+    with pytest.raises(
+        UserError, match=r"rank 1 waits in sum_integers for rank 3, which has finished"
+    ):
         simulate(4, body)
 
 
@@ -84,7 +86,7 @@ def test_a_message_of_a_rank_that_has_left_is_not_waited_for():
                 while messages.under_way:
                     messages.progress()
 
-    with pytest.raises(UserError, match=r"rank 0 waits in exchange for rank 1, which has left"):
+    with pytest.raises(UserError, match=r"rank 0 waits in exchange for rank 1, which has finished"):
         simulate(2, body)
 
 

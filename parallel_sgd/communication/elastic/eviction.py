@@ -156,7 +156,7 @@ class EvictingWatchdog(Watchdog):
         if killed:
             write_stderr(
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
-                f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
+                f"s in {wait.name} for {in_words(killed)}: killed; the remaining ranks continue"
             )
         missing = [n.rank for n in own.neighbours() if n.state(now) is RankState.EXITED]
         if wait.counter is not None:  # otherwise an awaited rank may itself wait for any rank
@@ -186,7 +186,7 @@ class EvictingWatchdog(Watchdog):
         if state is RankState.STANDS_BY:  # its program has finished and sends no more requests
             return False
         write_stderr(
-            f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
-            f"{self.timeout_s:g} s: killed, and the others go on"
+            f"[rank {self._rank}] parallel_sgd: rank {rank} has sent nothing for timeout_s="
+            f"{self.timeout_s:g} s: killed; the remaining ranks continue"
         )
         return bool(evict([neighbour], show=True))

@@ -102,7 +102,7 @@ class Rendezvous:
 
         Collective among all remaining ranks.
         """
-        with self._waits("regroup"):
+        with self._waits("reconfigure"):
             while True:
                 self.revoke()
                 shrunk = cast(MPI.Intracomm, self._comm.Shrink())
@@ -166,7 +166,7 @@ class Rendezvous:
 
     def _wait(self) -> MPI.Intracomm | None:
         """Wait until this rank joins a group, or all training ranks have finished (None)."""
-        with standing_by("those that train"):
+        with standing_by("the training ranks"):
             return self._stand_by()
 
     def _stand_by(self) -> MPI.Intracomm | None:
@@ -179,7 +179,7 @@ class Rendezvous:
             if killed := eviction.evict_when_due():
                 print_labelled(
                     f"parallel_sgd: waited more than timeout_s={timeout_s:g} s for "
-                    f"{in_words(killed)}: killed, and the others go on"
+                    f"{in_words(killed)}: killed; the remaining ranks continue"
                 )
             try:
                 self._receive_finished()
@@ -211,7 +211,7 @@ class Rendezvous:
         return (self._finished | self._failed).issuperset(self.group.ranks)
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
-        return self._watched(f"{name}, after a rank has died")
+        return self._watched(f"{name}, after a rank failure")
 
 
 def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
@@ -232,7 +232,7 @@ def end_without_mpi(*, well: bool = True) -> NoReturn:
         with contextlib.suppress(ValueError, AttributeError):  # stdout is closed or missing
             sys.stdout.flush()
     except OSError as error:
-        print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")
+        print_labelled(f"parallel-sgd: error: printed output could not be written: {error}")
         report_status(Status.FAILED)
         well = False
     report_status(Status.FINISHED if well else Status.LOST)

@@ -110,8 +110,9 @@ class WithReplayLog(Communicator):
             return cast(Result, self._next_result(name, array))
         if self._replay is not None:
             raise UserError(
-                f"a rank in reserve has joined, and calls {name}, which the others have not before "
-                "their learner: what is done together must come before it in every run"
+                f"a standby rank has joined and calls {name}, but the other ranks have made no "
+                "further collective call before their learner: every run must make the same calls "
+                "before it"
             )
         result = call()
         if self._record is not None:
@@ -130,7 +131,7 @@ class WithReplayLog(Communicator):
         known, result = self._replay.popleft()
         if known != name or (array is not None and result is None):
             raise UserError(
-                f"a rank in reserve cannot join: it calls {name} where the others have called "
+                f"a standby rank cannot join: it calls {name}, but the other ranks have called "
                 f"{known}, or more than {MOST_BYTES >> 20} MiB were communicated"
             )
         if array is not None:

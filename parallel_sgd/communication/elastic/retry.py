@@ -73,7 +73,7 @@ def reports_failure(error: BaseException | None) -> bool:
 def raise_rank_failure(error: BaseException | None, place: str) -> None:
     """Raise `RanksLost` if an error of fault-tolerant ranks reports failed ranks. Local."""
     if reports_failure(error):
-        raise RanksLost(f"a rank has died: found in {place}") from error
+        raise RanksLost(f"a rank has failed: found in {place}") from error
 
 
 class RankFailures:

@@ -80,7 +80,7 @@ class SimulatedRendezvous:
             self._members[rank] = Member(rank, Role.TRAINS, place, allow_join)
             self._reconfigure_if_complete()
             if not self._changed.wait_for(lambda: self.generation > number, self.timeout_s):
-                raise UserError(f"rank {rank} waits for others after a rank has died")
+                raise UserError(f"rank {rank} waits for the other ranks after a rank failure")
 
     def _reconfigure_if_complete(self) -> None:
         members = [self._members[rank] for rank in self._running if rank in self._members]

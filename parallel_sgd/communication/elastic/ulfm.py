@@ -76,7 +76,7 @@ class FailureChecked:
         failed = self._comm.Get_failed()
         try:
             if failed.size or self._comm.Is_revoked():
-                raise RanksLost(f"a rank has died: found after {self._name}") from error
+                raise RanksLost(f"a rank has failed: found after {self._name}") from error
         finally:
             failed.Free()
 
@@ -217,7 +217,7 @@ class UlfmCommunicator(WithReplayLog, FailureCheckedCommunicator):
 
     def _reconfigure(self, *, allow_join: bool) -> None:
         comm = self._rendezvous.reconfigure(allow_join=allow_join)
-        assert comm is not None, "who trains goes on to do so"
+        assert comm is not None, "a training rank stays in the group"
         self._abandoned.append(self._comm)
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
         self._counter = _counter(self._rendezvous)

@@ -183,8 +183,8 @@ def report(error: BaseException) -> int:
         print_error(f"{line}{user_location(traceback.extract_tb(frames))}", shared=shared)
     elif failed_rank is not None:
         print_error(
-            f"parallel-sgd: error: {failed_rank} has died, and the others cannot go on with what "
-            "needs all of them"
+            f"parallel-sgd: error: {failed_rank} has failed, and the remaining ranks cannot "
+            "continue"
         )
     else:
         print_error("".join(traceback.format_exception(type(error), error, frames)))
@@ -200,9 +200,9 @@ def user_message(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return f"parallel-sgd: error: there is not enough memory: {line_of(error)}"
     if isinstance(error, BrokenPipeError) and _stdout_has_no_reader():  # as in `train … | head -1`
-        return "parallel-sgd: error: nobody reads any more what is printed"
+        return "parallel-sgd: error: the reader of the printed output has exited"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return f"parallel-sgd: error: what was to be written could not be: {line_of(error)}"
+        return f"parallel-sgd: error: writing has failed: {line_of(error)}"
     return None
 
 

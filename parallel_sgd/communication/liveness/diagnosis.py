@@ -218,7 +218,7 @@ def missing_in_words(
         elif rank in answers and (answers[rank].collective_counts or 0) < cast(
             int, collective_counts
         ):
-            lines.append(f"rank {rank} has not come: it {answers[rank].does}")
+            lines.append(f"rank {rank} has not arrived: it {answers[rank].does}")
     return lines
 
 

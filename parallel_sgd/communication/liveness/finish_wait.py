@@ -55,8 +55,8 @@ class FinishWait:
         if first and not self._reported and now - self._began_s > timeout_s:
             self._reported = True
             print_labelled(
-                f"parallel_sgd: this rank is at its end, and waits until {in_words([*ranks])} "
-                f"{'is' if len(ranks) == 1 else 'are'}, too"
+                "parallel_sgd: this rank has finished, and waits for "
+                f"{in_words([*ranks])} to finish"
             )
             self._print_missing(ranks, self._status_query.latest(ranks))
 
@@ -64,11 +64,11 @@ class FinishWait:
         report_status(Status.LOST)
         timeout_s = self._status_query.timeout_s
         print_labelled(
-            f"parallel_sgd: this rank is at its end, and waits for {in_words(silent)}, which "
+            f"parallel_sgd: this rank has finished, and waits for {in_words(silent)}, which "
             f"{'has' if len(silent) == 1 else 'have'} not answered for timeout_s={timeout_s:g} s; "
             "ending the job"
         )
-        why = f"has waited more than {timeout_s:g} s at its end"
+        why = f"has finished, and waited more than {timeout_s:g} s since"
         self._print_missing(silent, self._status_query.query_all("", why))
         end_job(1)
 

@@ -64,11 +64,11 @@ _PF_EXITING = 0x4
 class RankState(Enum):
     """State of a rank, as seen by its host."""
 
-    EXITED = "is gone"
+    EXITED = "has exited"
     STOPPED = "is stopped, by a signal or a debugger"
     SILENT = "does not answer: it holds Python's lock, or gets no core"
-    STARTS = "has not come to Communicator.world()"
-    WAITS = "waits for others"
+    STARTS = "has not reached Communicator.world()"
+    WAITS = "waits for other ranks"
     STANDS_BY = "stands by"
     COMPUTES = "computes, reads or sleeps"
 

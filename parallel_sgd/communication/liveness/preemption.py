@@ -109,7 +109,7 @@ def requeue() -> None:
     """Ask Slurm to start this batch job again after its ranks have ended."""
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
-        print_labelled("parallel-sgd: this is no job of Slurm's: nobody is asked to requeue it")
+        print_labelled("parallel-sgd: this is not a Slurm job, so it cannot be requeued")
         return
     try:
         answer = subprocess.run(
@@ -123,4 +123,4 @@ def requeue() -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = line_of(error)
     said = "is requeued" if problem is None else f"could not be requeued: {problem}"
-    print_labelled(f"parallel-sgd: job {job} of Slurm {said}")
+    print_labelled(f"parallel-sgd: Slurm job {job} {said}")

@@ -57,7 +57,7 @@ def claim_world() -> None:
     if launched and process not in (None, os.getpid()) and state == _HAS_WORLD:
         raise UserError(
             f"Communicator.world() must be called in the process of a rank: rank "
-            f"{launched_rank() or 0} is process {process}, which has made the world, and then "
+            f"{launched_rank() or 0} is process {process}, which has made the world and then "
             f"started process {os.getpid()}. Communicator.single() is for work of that one alone"
         )
     _process = os.getpid()

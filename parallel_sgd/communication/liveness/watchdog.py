@@ -165,8 +165,8 @@ class Watchdog:
         problem, wait.problem = wait.problem, None
         if problem is not None:
             write_stderr(
-                f"[rank {self._rank}] parallel_sgd: {problem}; this rank now waits for the others, "
-                f"to tell them (in {wait.name})"
+                f"[rank {self._rank}] parallel_sgd: {problem}; this rank now waits for the other "
+                f"ranks, to report it (in {wait.name})"
             )
 
     def _waiting_stack(self, wait: Wait) -> list[str]:
@@ -322,7 +322,8 @@ def query_status(finish_protocol: FinishProtocol, world: MPI.Intracomm, timeout_
 def message(timeout_s: float, rank: int, name: str) -> str:
     return (
         f"[rank {rank}] parallel_sgd: waited more than timeout_s={timeout_s:g} s for the other "
-        f"ranks in {name}: one of them has stopped, left, or called something else; ending the job"
+        f"ranks in {name}: a rank has stopped, finished, or called another collective; ending the "
+        "job"
     )
 
 

@@ -194,8 +194,8 @@ class MpiCommunicator(Communicator):
         self.raise_together(
             None
             if level == MPI.THREAD_MULTIPLE
-            else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
-            f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
+            else "communication during training needs MPI_THREAD_MULTIPLE, but this "
+            f"{MPI.get_vendor()[0]} gives thread level {level}"
         )
         with self._waits("Communicator.duplicate()"):
             return self._of(self._comm.Dup(), 0)

@@ -107,7 +107,7 @@ class MpiEndpoint(Endpoint):
 
     def discard(self, peer: int) -> None:
         while (length := self._next_piece(peer)) is not None:
-            with self.watched("a message that nobody expects", peer):  # its end may be in flight
+            with self.watched("an unexpected message", peer):  # its end may be in flight
                 self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
 
     def _next_piece(self, peer: int) -> int | None:

@@ -120,7 +120,7 @@ class ThreadWorld:
             if not in_time and problem:
                 print(
                     f"parallel_sgd: {problem} (on rank {self.ranks[rank]}, which now waits for the "
-                    f"others, to tell them)",
+                    f"other ranks, to report it)",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -141,7 +141,7 @@ class ThreadWorld:
 
     def _require_no_failure(self, name: str) -> None:
         if self._revoked:
-            raise RanksLost(f"a rank has died: found in {name}")
+            raise RanksLost(f"a rank has failed: found in {name}")
 
     def revoke(self) -> None:
         """Report a failed rank to every waiting rank, also in subworlds."""

@@ -47,7 +47,7 @@ class Mailbox:
             if self.aborted:
                 raise RankFailed(f"rank {key[1]} waited for a message of a rank that failed")
             if self.revoked:
-                raise RanksLost(f"a rank has died: rank {key[1]} waited for a message")
+                raise RanksLost(f"a rank has failed: rank {key[1]} waited for a message")
             queue = self._queues[key]
             return queue.popleft() if queue else None
 

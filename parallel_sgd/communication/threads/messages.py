@@ -36,7 +36,7 @@ class ThreadMessages(MailboxWaits, Messages):
             if sent is None:
                 waiting.append((key, array, then))
                 continue
-            assert sent.nbytes <= array.nbytes, "a message is longer than was expected"
+            assert sent.nbytes <= array.nbytes, "a message is longer than expected"
             array[: sent.size] = sent
             ended.append(then)
         self._receives = waiting
