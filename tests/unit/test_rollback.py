@@ -51,15 +51,16 @@ def train(
             minibatches = source.minibatches(learner)
             if ahead:
                 minibatches = (minibatch for minibatch, _ in with_next(minibatches))
+            trained = 0
             for inputs, _ in minibatches:
                 learner.gradient.flat[...] = (parameters.flat - inputs).sum(0)
                 if algorithm.overlap and len(inputs):
                     learner.ready("b")
-                learner.step(samples=len(inputs))
+                trained += learner.step(samples=len(inputs))
                 if new and folder is not None and learner.samples == 2 * MINIBATCH:
                     psgd.Checkpoints(folder).save(learner, background=False)
             learner.finish()
-            lost = (learner.report() or {})["recovery"]
+            lost = (learner.report() or {})["recovery"] | {"trained": trained}
             return parameters.flat.copy(), learner.samples, lost, comm.size
 
     return body
@@ -114,6 +115,22 @@ def test_full_precision_trains_on_every_sample_once(spares: int, ahead: bool) ->
         assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
         assert size < RANKS or np.array_equal(flat, expected)
     assert number > 60 and (grown > 5) == bool(spares)
+
+
+@pytest.mark.parametrize("number", range(42, 54, 3))
+@pytest.mark.parametrize("later", [4, 16, 17, 24])
+def test_samples_trained_again_are_counted_once(number: int, later: int) -> None:
+    """Also if a second rank fails within the recovery from the first failure."""
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
+    with FailurePlan(
+        Failure(1, meeting=number), Failure(2, meeting=number + later, heard_by=3)
+    ) as plan:
+        results = simulate_recovery(RANKS, body, timeout_s=100)
+    assert plan.struck
+    left = [lost for _, _, lost, _ in filter(None, results)]
+    assert len(left) == RANKS - 2
+    trained = max(lost["trained"] for lost in left)
+    assert {lost["samples_trained_again"] for lost in left} == {trained - TOTAL}
 
 
 def test_a_rank_that_joins_takes_up_no_checkpoint(tmp_path) -> None:

@@ -65,6 +65,7 @@ class Rollback(Reconfiguring):
         self._snapshots = (Snapshot(), Snapshot())
         self._taken = 0  # snapshots so far, equal on all ranks
         self._steps = 0  # since the latest snapshot
+        self._trained = 0  # samples at the latest failure, with those trained on again
         self._restored = sys.maxsize  # earliest snapshot restored since the start of a commit
         self._paused = False
         self._is_final = False  # the restored snapshot is the final model
@@ -193,7 +194,7 @@ class Rollback(Reconfiguring):
     def state_replaced(self, event: StateReplaced) -> None:
         if self._paused or event.ranks_changed:
             return
-        self._is_final = False
+        self._is_final, self._trained = False, 0
         if self._steps == 0:
             self._learner.world.barrier()  # see `_try_commit`
         self.commit()
@@ -225,8 +226,9 @@ class Rollback(Reconfiguring):
         """Agree on a snapshot, and restore this rank's state from it. Collective."""
         learner, comm = self._learner, self._learner.comm
         held = {s.number: s for s in self._snapshots if s.number >= 0}
+        self._trained = max(self._trained, self.losses.samples + learner.samples)
         losses = self.losses.samples, self.losses.values
-        all_ranks = comm.allgather_object((sorted(held), learner.samples, losses))
+        all_ranks = comm.allgather_object((sorted(held), self._trained, losses))
         known = [numbers for numbers, _, _ in all_ranks if numbers]
         if not known:  # no rank holds a snapshot yet
             self._begin_snapshots()
@@ -242,15 +244,16 @@ class Rollback(Reconfiguring):
         self.rollbacks += 1
         for snapshot in self._snapshots:
             snapshot.number = snapshot.number if snapshot is own else -1
-        clock = max(shared.samples, *(samples for numbers, samples, _ in all_ranks if numbers))
-        self.losses = Losses(*max(known for _, _, known in all_ranks))  # a rank that joins has none
-        self.losses.samples += clock - shared.samples
-        before, self.losses.values = self.losses.values, shared.values_lost
+        before = Losses(*max(losses for _, _, losses in all_ranks))  # a rank that joins has none
+        self._trained = max(trained for numbers, trained, _ in all_ranks if numbers)
+        again = max(before.samples, self._trained - shared.samples)
+        self.losses = Losses(again, shared.values_lost)
         self._session_state, self.has_joined = shared.session_state, own is None
         self._is_final = shared.final
         self._taken = 1 + max(max(numbers) for numbers in known)  # some may still hold that one
         self._take_snapshot(shared.final, self._session_state)
-        self._print(clock - shared.samples, max(0, shared.values_lost - before))
+        values = self.losses.values - before.values
+        self._print(again - before.samples, max(0, values))
 
     def _losses(self) -> dict[str, int]:
         return {
