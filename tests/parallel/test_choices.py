@@ -9,6 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -63,11 +64,29 @@ def measure_speeds(block_size, bits, like) -> KernelSpeeds:
 def links(monkeypatch):
     """Give every rank the same link and kernels without measuring them."""
 
-    def give(link: Link) -> None:
+    def give(link: Link, measure_speeds=measure_speeds) -> None:
         monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: link)
         monkeypatch.setattr(measured, "measure_kernel_speeds", measure_speeds)
 
     return give
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """Replace the trials of transports by a function."""
+    return partial(monkeypatch.setattr, plan, "try_transports")
+
+
+@pytest.fixture
+def best_bits(monkeypatch):
+    """Replace the choice of bits by a function of a bucket's values."""
+    return partial(monkeypatch.setattr, measured, "best_bits")
+
+
+@pytest.fixture
+def short_trials(monkeypatch):
+    """Trials begin with 1000 values."""
+    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
 
 
 def on_hosts(comm: Communicator, hosts: str) -> Communicator:
@@ -90,8 +109,8 @@ def forbidden(*args, **options):
     raise AssertionError("nothing is to be measured")
 
 
-def test_one_rank_has_nothing_to_try(monkeypatch):
-    monkeypatch.setattr(plan, "try_transports", forbidden)
+def test_one_rank_has_nothing_to_try(trials):
+    trials(forbidden)
     chosen = choose_plan(model(), Communicator.single(), "auto", "auto")
     assert chosen == ExchangePlan("collective", Topology.flat(1), {})
     assert str(chosen) == "collective exchange"
@@ -108,7 +127,7 @@ def test_parameters_with_bits_of_their_own_keep_them(comm, links):
 
 
 @pytest.mark.parametrize("places", ["aaaa", "abcd"])
-def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
+def test_what_is_tried_has_the_codec(on_ranks, trials, places):
     """Inside one machine, too."""
     tried = []
 
@@ -116,7 +135,7 @@ def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
         tried.append(codec)
         return {"pipelined": 1.0, "collective": 2.0}
 
-    monkeypatch.setattr(plan, "try_transports", try_transports)
+    trials(try_transports)
 
     def body(comm):
         codec = OneBit()
@@ -143,14 +162,14 @@ def test_what_is_tried_sends_its_bits(comm, monkeypatch):
     assert len(sent) >= 4 and min(sent) >= 0.25 * expected
 
 
-def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, monkeypatch):
+@pytest.mark.usefixtures("short_trials")
+def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, trials, monkeypatch):
     """A short vector takes as long as its messages are under way, and says little of a long one."""
 
     def try_transports(comm, values, codec, rounds):
         return {"pipelined": 1e-5 + 1e-9 * values, "collective": 1e-5 + 2e-9 * values}
 
-    monkeypatch.setattr(plan, "try_transports", try_transports)
-    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
+    trials(try_transports)
     monkeypatch.setattr(plan, "TRIAL_S", 1e-4)
 
     def body(comm):
@@ -164,9 +183,9 @@ def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, monkeypatch):
 @pytest.mark.parametrize(
     ("collective_s", "taken"), [(0.017, "collective"), (0.019, "pipelined"), (0.03, "pipelined")]
 )
-def test_over_a_network_collectives_must_be_clearly_faster(comm, monkeypatch, collective_s, taken):
+def test_over_a_network_collectives_must_be_clearly_faster(comm, trials, collective_s, taken):
     seconds = {"pipelined": 0.02, "collective": collective_s}
-    monkeypatch.setattr(plan, "try_transports", lambda comm, values, codec, rounds: seconds)
+    trials(lambda comm, values, codec, rounds: seconds)
     chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
     if comm.size == 1:
         assert not chosen.seconds
@@ -177,9 +196,9 @@ def test_over_a_network_collectives_must_be_clearly_faster(comm, monkeypatch, co
     assert "pipelined 20 ms" in str(chosen)
 
 
-def test_all_ranks_choose_the_same_plan(comm, monkeypatch):
+@pytest.mark.usefixtures("short_trials")
+def test_all_ranks_choose_the_same_plan(comm):
     """By exchanges that really take place."""
-    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
     chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
     assert len(set(comm.allgather_object(str(chosen)))) == 1
     assert set(chosen.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
@@ -187,8 +206,8 @@ def test_all_ranks_choose_the_same_plan(comm, monkeypatch):
         assert min(chosen.seconds.values()) > 0
 
 
-def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
-    monkeypatch.setattr(plan, "try_transports", forbidden)
+def test_what_is_asked_for_is_not_tried(comm, trials):
+    trials(forbidden)
     apart = on_hosts(comm, "abcd")
     for transport in ("collective", "pipelined"):
         assert choose_plan(model(), apart, transport, "auto").transport == transport
@@ -231,10 +250,10 @@ def test_what_blocks_have_changed_has_no_fewer_than_four_bits(comm, links):
     assert set(learner.state.exchange.bits.values()) == {32 if comm.size == 1 else 4}
 
 
-def test_every_bucket_has_bits_of_its_own(comm, links, monkeypatch):
+def test_every_bucket_has_bits_of_its_own(comm, links, best_bits):
     links(SLOW)
     asked = {LARGE: 1, SMALL: 8}
-    monkeypatch.setattr(measured, "best_bits", lambda values, *args, **options: asked[values])
+    best_bits(lambda values, *args, **options: asked[values])
     state = learner_on(comm).state.exchange
     if comm.size > 1:
         assert state.bits == {"0": 1, "1": 8}
@@ -252,12 +271,11 @@ def test_ranks_of_a_host_count_as_one_sender(comm, links):
         assert (costs.ranks, costs.ranks_per_host) == expected
 
 
-def test_ranks_that_measure_differently_choose_alike(comm, monkeypatch):
+def test_ranks_that_measure_differently_choose_alike(comm, links):
     def own_speeds(block_size, bits, like) -> KernelSpeeds:
         return speeds(1e9 if own_rank() == 0 else 1e3, bits)  # the others would take 32
 
-    monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: SLOW)
-    monkeypatch.setattr(measured, "measure_kernel_speeds", own_speeds)
+    links(SLOW, own_speeds)
     learner = learner_on(comm)
     for step in range(3):
         n = learner.gradient.flat.size
@@ -293,11 +311,11 @@ def test_what_is_really_measured(comm):
     json.dumps(costs.as_dict(), allow_nan=False)
 
 
-def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
+def test_a_resumed_run_keeps_its_bits(on_ranks, links, best_bits):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
     chosen = {"bits": 1}
-    monkeypatch.setattr(measured, "best_bits", lambda *args, **options: chosen["bits"])
+    best_bits(lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()

@@ -80,10 +80,12 @@ def saved(name: str) -> dict[str, Any]:
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Any]]]:
     """Runs a job of such starts; the exit code, and what each start was given."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     Path("mpiexec.py").write_text(MPIEXEC)
 
-    def run(*steps: Mapping[str, Any], hosts: Any = None, **asked: Any) -> tuple[int, list[Any]]:
+    def run(
+        *steps: Mapping[str, Any], hosts: Any = None, first_pause_s: float = 0.01, **asked: Any
+    ) -> tuple[int, list[Any]]:
+        monkeypatch.setattr(restarts, "FIRST_PAUSE_S", first_pause_s)
         Path("play.json").write_text(json.dumps(steps))
         Path("starts").unlink(missing_ok=True)
         request = Request(RANKS, ("train.py",), **{"restarts": 5} | asked)
@@ -272,19 +274,18 @@ def sigint() -> Iterator[None]:
 @pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("pause_s", [0.01, 60], ids=["at work", "before a restart"])
-def test_a_signal_ends_all(play, monkeypatch, name, pause_s):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", pause_s)
+def test_a_signal_ends_all(play, name, pause_s):
     number = signal.Signals[name]
     later = f"import os, sys, time; time.sleep(1); os.kill({os.getpid()}, {int(number)})"
     with subprocess.Popen([sys.executable, "-c", later]):
         steps = [KILLED, {"seconds": 60}]
-        code, _ = play(*(steps if pause_s == 60 else steps[1:]), restarts=9)
+        steps = steps if pause_s == 60 else steps[1:]
+        code, _ = play(*steps, first_pause_s=pause_s, restarts=9)
     assert code == 128 + number
 
 
 @pytest.mark.parametrize("pause_s", [0.01, 60], ids=["at work", "before a restart"])
 def test_a_lost_job_that_was_asked_to_leave_is_requeued(play, monkeypatch, capsys, pause_s):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", pause_s)
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     Path("scontrol").write_text('#!/bin/sh\necho "$@" > asked\n')
     Path("scontrol").chmod(0o755)
@@ -293,7 +294,9 @@ def test_a_lost_job_that_was_asked_to_leave_is_requeued(play, monkeypatch, capsy
     with subprocess.Popen([sys.executable, "-c", later]):
         steps = [KILLED, {"code": 137, "seconds": 4}]
         steps = steps if pause_s == 60 else steps[1:]
-        code, starts = play(*steps, restarts=9, preempt_on="SIGUSR2", requeue=True)
+        code, starts = play(
+            *steps, first_pause_s=pause_s, restarts=9, preempt_on="SIGUSR2", requeue=True
+        )
     assert (code, len(starts)) == (75, 1)
     assert Path("asked").read_text() == "requeue 5\n"
     assert "failed before it had saved its state" in capsys.readouterr().err

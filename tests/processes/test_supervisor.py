@@ -320,9 +320,9 @@ def places(monkeypatch) -> Iterator[tuple[Path, Path]]:
         yield there[Path("/dev/shm")], there[Path("/tmp")]
 
 
-def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkeypatch, places):
+@pytest.mark.usefixtures("temporary_folder")
+def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, places):
     """And nothing of one that lives."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with Supervisor(1) as living:
         command = [sys.executable, "-c", KILLED, *map(str, places)]
@@ -385,9 +385,9 @@ def test_what_a_rank_makes_late_is_removed_when_it_has_ended(places):
     assert not memory.exists()
 
 
-def test_sockets_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("temporary_folder")
+def test_sockets_of_processes_that_are_gone_are_removed(tmp_path):
     """As a killed DataLoader's workers leave them. Nothing that anybody may use."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = tmp_path / "pymp-before"
     before.mkdir()
     with socket.socket(socket.AF_UNIX) as gone:
@@ -427,11 +427,9 @@ def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch, places):
     assert not memory.exists()
 
 
-def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
-    tmp_path, monkeypatch, places
-):
+@pytest.mark.usefixtures("temporary_folder")
+def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp_path, places):
     """And hold no board, which is of one host."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = tmp_path / ".parallel_sgd-elsewhere"
     others.mkdir()
     (others / "lock").write_text("another-host")

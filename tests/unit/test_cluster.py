@@ -30,7 +30,7 @@ GONE = 2**22 + 1  #: no process has this number: Linux counts to 2**22
 
 
 @pytest.fixture
-def calls(monkeypatch, tmp_path):
+def calls(monkeypatch, temporary_folder):
     """Commands, of a root with all programs and Open MPI, that are noted and not run."""
     called, running = [], {}
 
@@ -50,7 +50,6 @@ def calls(monkeypatch, tmp_path):
     monkeypatch.setattr(namespaces.os, "kill", kill)
     monkeypatch.setattr(namespaces.shutil, "which", lambda name, path="": f"/bin/{name}")
     monkeypatch.setattr(hosts_module, "bound_mpi", lambda: MPIS[OPEN_MPI])
-    monkeypatch.setattr(namespaces.tempfile, "tempdir", str(tmp_path))
     return called
 
 

@@ -4,6 +4,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,14 +140,25 @@ def test_a_process_group_of_more_than_the_world(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Set the process that has made the world, or None before there is a world."""
+    return partial(monkeypatch.setattr, rank_process, "_process")
+
+
+@pytest.fixture
+def without_mpi(monkeypatch: pytest.MonkeyPatch, set_process: Callable[[int | None], None]) -> None:
+    """The process of a rank in which MPI is not up, and which ends the job at once."""
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(abort, "GRACE_S", 0.0)
+    set_process(os.getpid())
+
+
+@pytest.fixture
+def on_a_rank(monkeypatch: pytest.MonkeyPatch, without_mpi: None) -> None:
     """As rank 2 of 4, in a process in which MPI is not up."""
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PMI_SIZE", raising=False)
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    monkeypatch.setattr(abort, "GRACE_S", 0.0)
-    monkeypatch.setattr(rank_process, "_process", os.getpid())
 
 
 @pytest.mark.usefixtures("on_a_rank")
@@ -270,23 +283,28 @@ def test_excepthook_ends_the_job_and_is_installed_once(
     [(OPEN_MPI, True), (MPICH, True), (SRUN, True), ({}, False), ({"PMI_SIZE": "1"}, False)],
 )
 def test_excepthook_is_for_ranks_among_others(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], installed: bool
+    monkeypatch: pytest.MonkeyPatch,
+    set_process: Callable[[int | None], None],
+    environ: dict[str, str],
+    installed: bool,
 ) -> None:
     for name in set(os.environ) - set(without_launcher(os.environ)):
         monkeypatch.delenv(name)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr(rank_process, "_process", None)
+    set_process(None)
     install_excepthook_if_launched()
     assert (sys.excepthook is not sys.__excepthook__) == installed
 
 
-def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_started_by_a_rank_has_no_world(
+    monkeypatch: pytest.MonkeyPatch, set_process: Callable[[int | None], None]
+) -> None:
     """But one that is started by a mere wrapper, and one of a job that is started in a rank."""
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rank_process, "_process", None)
+    set_process(None)
     monkeypatch.setenv(launched.RANK_PROCESS, "")
     rank_process.claim_world()
     assert rank_process.is_rank()
@@ -302,13 +320,13 @@ def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.Mo
 
 
 def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, set_process: Callable[[int | None], None]
 ) -> None:
     """Its variables may be the same: only its socket is another. A program that a rank starts has
     none, or the rank's own (os.system)."""
     for name, value in MPICH.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rank_process, "_process", None)
+    set_process(None)
     monkeypatch.setenv(launched.RANK_PROCESS, "")
     pairs = [socket.socketpair() for _ in range(2)]
     outer, inner = (str(pair[0].fileno()) for pair in pairs)
@@ -317,7 +335,7 @@ def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
     said = os.environ[launched.RANK_PROCESS].replace(str(os.getpid()), "17", 1)
     read = os.open(os.devnull, os.O_RDONLY)
     for number, is_rank in ((outer, False), (str(read), False), ("999", False), (inner, True)):
-        monkeypatch.setattr(rank_process, "_process", None)
+        set_process(None)
         monkeypatch.setenv(launched.RANK_PROCESS, said)
         monkeypatch.setenv("PMI_FD", number)
         rank_process.claim()
@@ -366,6 +384,7 @@ def test_the_step_that_srun_has_started() -> None:
         assert launched.srun_step(environ) is None
 
 
+@pytest.mark.usefixtures("without_mpi")
 def test_a_rank_that_fails_early_ends_its_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -376,10 +395,7 @@ def test_a_rank_that_fails_early_ends_its_step(
         monkeypatch.delenv(name)
     for name, value in {**SRUN, "PATH": f"{tmp_path}:/bin:/usr/bin"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    monkeypatch.setattr(abort, "GRACE_S", 0.0)
     monkeypatch.setattr(abort, "_SLURM_S", 5.0)
-    monkeypatch.setattr(rank_process, "_process", os.getpid())
     monkeypatch.setattr(abort.time, "sleep", lambda seconds: None)
     with pytest.raises(SystemExit):
         abort.end_job(1)

@@ -351,8 +351,13 @@ def test_mpiexecs_are_sought_beside_python_and_then_along_the_path(
     assert mpi_runtime.find_mpiexecs() == [beside, elsewhere]
 
 
-def test_without_mpi4py(script: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.fixture
+def no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
+
+
+@pytest.mark.usefixtures("no_mpi4py")
+def test_without_mpi4py(script: str, capsys: Any) -> None:
     assert main(["run", "-n", "2", script]) == 2
     line = capsys.readouterr().err
     assert "mpi4py must find an MPI library" in line
@@ -391,6 +396,7 @@ GPU = "H200, 128 GiB, sm_90"
 ABSENT = RuntimeError("cudaErrorNoDevice: none")
 
 
+@pytest.mark.usefixtures("no_mpi4py")
 @pytest.mark.parametrize(
     ("cupy", "gpus"),
     [
@@ -404,7 +410,6 @@ def test_info_without_mpi_and_with_and_without_gpus(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, cupy: Any, gpus: dict[str, str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
     monkeypatch.setattr(info, "find_mpiexecs", list)
     sections = info.collect()
     assert sections["gpus"] == gpus

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -209,13 +208,12 @@ def test_modes_are_those_of_the_users_umask(tmp_path, umask, folders, plain):
     } == {}
 
 
-def test_temporary_folders_are_private(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_temporary_folders_are_private(temporary_folder):
     before = os.umask(0)
     try:
         with Supervisor(2) as one, Supervisor(2) as other:
             folders = [Path(*supervisor.environ.values()) for supervisor in (one, other)]
-            assert len({*folders}) == 2 and {*folders} == {*tmp_path.iterdir()}
+            assert len({*folders}) == 2 and {*folders} == {*temporary_folder.iterdir()}
             assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     finally:
         os.umask(before)
@@ -227,9 +225,9 @@ def test_the_launcher_removes_shared_memory_of_mpi_and_nothing_else(victim):
         (folder / "0.memory").write_text(f"{victim / 'file'}\n/dev/shm/mpich_shm/../x\n")
 
 
+@pytest.mark.usefixtures("temporary_folder")
 def test_what_others_have_made_is_not_left_over(tmp_path, victim, monkeypatch):
     """Root reads what a folder says and removes it: not one of another user's."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(namespaces, "_output", lambda command: "")
     (tmp_path / "psgd-hosts-99999999-a").symlink_to(victim)
     (tmp_path / "psgd-hosts-99999999-b").write_text("")
