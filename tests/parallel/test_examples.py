@@ -28,6 +28,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.few_ranks
+@pytest.mark.threads(3)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_conforms(on_ranks, name):
     algorithm, promises, _ = ALGORITHMS[name]
@@ -38,6 +39,7 @@ def test_it_conforms(on_ranks, name):
 
 
 @pytest.mark.few_ranks
+@pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns_the_digits(on_ranks, name):
     pytest.importorskip("sklearn")

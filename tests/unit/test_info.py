@@ -262,17 +262,6 @@ def test_the_table_of_links(
     )
 
 
-def test_links_of_ranks_that_are_really_started(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    report = json.loads(told(capsys, "--links", "--json"))["links"]
-    assert report["ranks"] == 2
-    assert report["link"]["bytes_per_s"] > 1e7
-    assert [row["values"] for row in report["exchanges"]] == [250_000, 2_500_000, 25_000_000]
-    assert all(min(row["seconds"].values()) > 0 for row in report["exchanges"])
-
-
 @pytest.mark.usefixtures("small")
 def test_under_mpiexec_its_ranks_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
