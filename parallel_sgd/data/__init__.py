@@ -6,8 +6,7 @@
 1437
 """
 
-from .classes import count_classes
-from .dataset import Arrays, Dataset, Flattened, Subset, flattened
+from .dataset import Arrays, Dataset, Flattened, Images, Subset, flattened
 from .examples.bundled import DIGITS_CLASSES, FASHION_MNIST_CLASSES, digits, fashion_mnist
 from .examples.byte_sequences import ByteSequences, library_sequences, text_sequences
 from .examples.clicks import CLICKS_CLASSES, Clicks, clicks
@@ -25,18 +24,16 @@ from .readers.csv_table import CSVTable, csv_parts, load_csv
 from .readers.files import load_idx_pair, load_npy, load_npz, npz_parts
 from .readers.idx import load_idx
 from .readers.image_folder import ImageFolder, image_folders
-from .readers.images import Images
 from .readers.libsvm import LibSVM, load_libsvm
 from .readers.tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .sequences import Padded, SequenceArrays, Sequences, as_sequences, padded
-from .sources.ahead import with_next
-from .sources.minibatches import BaseSource, MinibatchSource
+from .sources.minibatches import BaseSource, MinibatchSource, with_next
 from .sources.per_rank import RankSource
 from .sources.sequences import SequenceSource
 from .sources.shared import Source
 from .sparse_rows import SparseRows
 from .standardization import Standardization, Standardized, read_standardization
-from .tasks import TASKS, Task, task_of
+from .tasks import TASKS, Task, count_classes, task_of
 from .view import CommunicatorView, FeedView, LearnerView
 
 __all__ = [

@@ -15,6 +15,7 @@ from .mapping import MappedArray, mapping_of
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
 TOGETHER = 1024  #: samples read at a time by the default `targets`
+LARGEST_BYTE = 255
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
 
 
@@ -209,6 +210,24 @@ class Arrays(Dataset):
 
     def __repr__(self) -> str:
         return f"Arrays({self.x_name} {list(self.x.shape)} {self.x.dtype}, y {self.y.dtype})"
+
+
+class Images(Arrays):
+    """Images stored as bytes, and read as floats in 0 to 1.
+
+    Args:
+        x: uint8 [n, …], for example [n, channels, height, width]. Not changed, not copied.
+        y, name: as for `Arrays`.
+    """
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        """Read samples as `Dataset.read` does, but if `dtype` is None, x is float32."""
+        real = np.float32 if dtype is None else dtype
+        x, y = super().read(indexes, dtype=real, classes=classes)
+        x /= LARGEST_BYTE
+        return x, y
 
 
 class Wrapped(Dataset):

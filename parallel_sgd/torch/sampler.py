@@ -8,8 +8,15 @@ from typing import Any, Self, cast
 from torch.utils.data import Sampler
 
 from ..data import Dataset, LearnerView
-from ..data.order import IndexArray, epoch_order, rank_slice
-from ..data.sources.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order_of
+from ..data.order import (
+    GROUPS_IN_USE,
+    GroupedOrder,
+    IndexArray,
+    epoch_order,
+    has_groups,
+    order_of,
+    rank_slice,
+)
 from ..data.sources.minibatches import (
     MinibatchSize,
     checked_minibatch_size,

@@ -14,8 +14,7 @@ from torch_models import CLASSES, MLP, OPTIMIZERS, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.data.order import epoch_order, rank_slice
-from parallel_sgd.data.sources.groups import order_of
+from parallel_sgd.data.order import epoch_order, order_of, rank_slice
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),

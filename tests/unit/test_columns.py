@@ -12,8 +12,8 @@ from fake_learners import Comm, Learner
 from reader_table import write_columns
 
 from parallel_sgd import data
+from parallel_sgd.data.order import GroupedOrder
 from parallel_sgd.data.readers import column_files
-from parallel_sgd.data.sources.groups import GroupedOrder
 from parallel_sgd.errors import UserError
 
 pa = pytest.importorskip("pyarrow")

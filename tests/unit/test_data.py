@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import data
-from parallel_sgd.data import Arrays, Items, RankSource, Source, count_classes, flattened
-from parallel_sgd.data import classes as classes_module
+from parallel_sgd.data import Arrays, Items, RankSource, Source, count_classes, flattened, tasks
 from parallel_sgd.data.examples import bundled
 from parallel_sgd.errors import UserError
 
@@ -290,7 +289,7 @@ def test_flattened_inputs_are_rows():
 
 
 def test_classes_are_counted_by_the_largest_label(monkeypatch):
-    monkeypatch.setattr(classes_module, "BATCH", 4)
+    monkeypatch.setattr(tasks, "BATCH", 4)
 
     def count(labels, classes=None):
         y = np.asarray(labels)

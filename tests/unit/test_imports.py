@@ -67,9 +67,10 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"session"},
     ],
     "data": [
-        {"arrays", "sparse_rows"},
+        {"arrays"},
         {"dataset"},
-        {"classes", "fingerprint", "items", "joined", "sequences"},
+        {"order"},
+        {"fingerprint", "items", "joined", "sequences", "sparse_rows"},
         {"readers", "sources", "tasks"},
         {"examples", "standardization"},
         {"formats"},

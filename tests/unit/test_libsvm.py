@@ -178,7 +178,7 @@ def test_blocks_of_any_size_and_any_number_of_ranks(opened, tmp_path, monkeypatc
     opened("\n".join(lines).encode())
     alone = load_libsvm(tmp_path / "a.svm")
     monkeypatch.setattr(text_file, "BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.readers.libsvm_index.BLOCK", block)
+    monkeypatch.setattr("parallel_sgd.data.readers.libsvm.BLOCK", block)
 
     def body(comm: Communicator):
         data = load_libsvm(tmp_path / "a.svm", comm=comm)

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from ...errors import UserError
 from ...validation import checked_path
-from ..dataset import Arrays
+from ..dataset import Arrays, Images
 from ..readers.idx import load_idx
-from ..readers.images import Images
 
 FILE = "datasets/data/digits.csv.gz"  #: path within scikit-learn
 DIGITS_CLASSES = 10

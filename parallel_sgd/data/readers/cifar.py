@@ -10,11 +10,10 @@ import numpy as np
 
 from ...errors import UserError
 from ...validation import checked_path, choice
-from ..dataset import Dataset
+from ..dataset import Dataset, Images
 from ..joined import Joined
 from ..mapping import mapped_file
 from ..validation import Array, DType
-from .images import Images
 
 SHAPE = (3, 32, 32)  #: red, green, blue; rows from the top
 PIXELS = 3 * 32 * 32

@@ -16,11 +16,10 @@ from numpy.lib import format as npy
 from ...errors import UserError
 from ...files import opened
 from ...validation import checked_path, line_of, require_memory, shown
-from ..dataset import Arrays
+from ..dataset import Arrays, Images
 from ..sizes import require_bytes, require_deflatable
 from ..validation import Array
 from .idx import mapped_idx
-from .images import Images
 from .parts import REQUIRED, Parts, parts_of
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field

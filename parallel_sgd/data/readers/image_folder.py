@@ -14,10 +14,9 @@ import numpy as np
 from ...errors import UserError
 from ...files import opened, reason
 from ...validation import checked_path, choice, integer, line_of, shown
-from ..dataset import Dataset
+from ..dataset import LARGEST_BYTE, Dataset
 from ..unchanged import Identity, identity_of, reopened
 from ..validation import Array, DType, checked_labels, float_dtype
-from .images import LARGEST_BYTE
 from .parts import REQUIRED, Parts, both_parts_problem, files_below, is_system_file, named, parts_of
 
 #: Suffixes of images. The permitted DECODERS of Pillow run no external programs.

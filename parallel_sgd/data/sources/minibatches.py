@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
-from typing import Any, Generic, TypeVar
+from itertools import chain, pairwise
+from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -48,6 +49,7 @@ def size_after(size: MinibatchSize, samples: int) -> int:
 
 Data = TypeVar("Data", bound=Sized)
 Minibatch = TypeVar("Minibatch")
+Item = TypeVar("Item")
 
 
 class BaseSource(ABC, Generic[Data, Minibatch]):
@@ -305,3 +307,15 @@ def size_summary(size: MinibatchSize) -> int | str:
     if isinstance(size, int):
         return size
     return repr(size) if isinstance(size, Mapping) else f"by {type(size).__name__}"
+
+
+def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
+    """Yield each item together with its successor, None after the last.
+
+    Reads one item ahead, so that embedding rows for the next minibatch can be pulled during a step.
+    Local.
+
+    >>> list(with_next("abc"))
+    [('a', 'b'), ('b', 'c'), ('c', None)]
+    """
+    yield from cast(Iterator[tuple[Item, Item | None]], pairwise(chain(items, [None])))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...validation import shown
-from ..order import IndexArray, rank_slice
+from ..order import IndexArray, order_of, rank_slice
 from ..validation import Array
 from ..view import FeedView, LearnerView
-from .groups import order_of
 from .minibatches import MinibatchSource
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..fingerprint import require_same_data
-from ..order import rank_slice
+from ..order import GROUPS_IN_USE, has_groups, order_of, rank_slice
 from ..validation import Array
 from ..view import FeedView, LearnerView
-from .groups import GROUPS_IN_USE, has_groups, order_of
 from .minibatches import MinibatchSource, size_after
 
 
