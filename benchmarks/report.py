@@ -7,12 +7,18 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from parallel_sgd import UserError
+from parallel_sgd.files import write_whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,26 +83,34 @@ class Report:
                 f"{ratio:>{widths[3]}}  {reference}".rstrip()
             )
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """The JSON file: ``{"title": …, "machine": {...}, "rows": [...]}``."""
-        from parallel_sgd.files import write_whole
-
-        content = {
+    def content(self) -> dict[str, Any]:
+        """Return what the JSON file holds."""
+        return {
             "title": self.title,
             "machine": self.machine or machine(),
             "rows": [asdict(row) for row in self.rows],
         }
-        text = json.dumps(content, indent=2) + "\n"
-        write_whole("--json", path, lambda aside: aside.write_text(text))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON file."""
+        text = json.dumps(self.content(), indent=2) + "\n"
+        pairs = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)  # of curves
+        write_whole("--json", path, lambda aside: aside.write_text(pairs))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
-        """What `write` has written."""
-        content = json.loads(Path(path).read_text())
-        report = cls(content["title"])
-        report.machine = content["machine"]
-        report.rows = [Row(**row) for row in content["rows"]]
+        """Read what `write` has written."""
+        stored = load(path, _Stored)
+        report = cls(stored.title)
+        report.machine, report.rows = stored.machine, stored.rows
         return report
+
+
+@dataclass(frozen=True)
+class _Stored:
+    title: str
+    machine: dict[str, Any]
+    rows: list[Row]
 
 
 class DrawnReport(Report, ABC):
@@ -105,6 +119,28 @@ class DrawnReport(Report, ABC):
     @abstractmethod
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw the figure, or several with names that begin as `path` does."""
+
+
+def load(path: str | os.PathLike[str], kind: type[T]) -> T:
+    """Read a dataclass, with dataclasses in its fields, from a JSON file; skip other keys.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    try:
+        made: T = _made(kind, json.loads(Path(path).read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not the results of this benchmark: {error!r}") from None
+    return made
+
+
+def _made(kind: Any, value: Any) -> Any:
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints, names = get_type_hints(kind), (field.name for field in fields(kind) if field.init)
+        return kind(**{name: _made(hints[name], value[name]) for name in names if name in value})
+    if get_origin(kind) is list:
+        return [_made(get_args(kind)[0], item) for item in value]
+    return value
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -11,9 +10,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-from parallel_sgd import UserError
-from parallel_sgd.files import write_whole
 
 from ..panels import panels
 from ..report import DrawnReport, machine, print_table
@@ -184,14 +180,10 @@ class Soaked(DrawnReport):
         grows = sum(not one.flat for one in found)
         return [f"{len(found)} quantities, of which {grows} grow.", *self.result.problems]
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        content = {
-            "title": self.title,
-            **asdict(self.result),
-            "growths": [asdict(one) | {"flat": one.flat} for one in growths(self.result.samples)],
-        }
-        text = json.dumps(content, indent=2) + "\n"
-        write_whole("--json", path, lambda aside: aside.write_text(text))
+    def content(self) -> dict[str, Any]:
+        found = growths(self.result.samples)
+        grown = [asdict(one) | {"flat": one.flat} for one in found]
+        return {"title": self.title, **asdict(self.result), "growths": grown}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         draw_soak(self.result.samples, self.title, self.notes()[:1], Path(path))
@@ -208,17 +200,3 @@ def draw_soak(samples: Sequence[Sample], title: str, notes: Sequence[str], path:
                 axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
             axes.set_ylim(bottom=0)
         axes.set_xlabel("minutes")
-
-
-def of_json(content: dict[str, Any]) -> Soak:
-    """What `Soaked` has written."""
-    try:
-        return Soak(
-            ranks=content["ranks"],
-            minutes=content["minutes"],
-            samples=[Sample(**sample) for sample in content["samples"]],
-            problems=content["problems"],
-            machine=content["machine"],
-        )
-    except (KeyError, TypeError) as error:
-        raise UserError(f"this is not the JSON of a soak: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -10,14 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd import UserError
-from parallel_sgd.files import write_whole
-
-from ..report import DrawnReport, Report, machine, print_table
+from ..report import DrawnReport, Report, load, machine, print_table
 from .figures import draw
 from .outcome import Outcome, Tally
 from .scenarios import SCENARIOS
-from .soak import Soaked, of_json
+from .soak import Soak, Soaked
 
 TITLE = "Faults at random moments"
 
@@ -106,15 +102,9 @@ class Summary(DrawnReport):
             *(f"LEFT: network namespace {name}" for name in self.results.namespaces),
         ]
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """The JSON file: every run, and the tallies that follow."""
-        content = {
-            "title": self.title,
-            **asdict(self.results),
-            "tallies": [asdict(tally) for tally in self.results.tallies()],
-        }
-        text = json.dumps(content, indent=2) + "\n"
-        write_whole("--json", path, lambda aside: aside.write_text(text))
+    def content(self) -> dict[str, Any]:
+        tallies = [asdict(tally) for tally in self.results.tallies()]
+        return {"title": self.title, **asdict(self.results), "tallies": tallies}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         draw(self.results.tallies(), self.title, self.notes(), Path(path))
@@ -127,22 +117,10 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> Report:
-    """What this benchmark has written.
+    """Read the results of runs under faults, or of a soak.
 
     Raises:
-        UserError: it is not such a file.
+        UserError: the file holds something else.
     """
-    try:
-        content = json.loads(Path(path).read_text())
-        if "samples" in content:
-            return Soaked(of_json(content))
-        return Summary(
-            Results(
-                options=content["options"],
-                outcomes=[Outcome(**outcome) for outcome in content["outcomes"]],
-                namespaces=content["namespaces"],
-                machine=content["machine"],
-            )
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: this is not the JSON of this benchmark: {error}") from None
+    kills = load(path, Results) if "outcomes" in Path(path).read_text() else None
+    return Summary(kills) if kills else Soaked(load(path, Soak))

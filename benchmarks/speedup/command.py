@@ -35,11 +35,11 @@ from parallel_sgd.costs import measure_kernel_speeds
 from parallel_sgd.launcher.host_resources import usable_cores
 
 from ..plan import measured_link
-from ..report import positive
+from ..report import load, positive
 from .contenders import BATCH, CONTENDERS, PERIOD, TITLE
 from .learning import Learned, cases, learn_all
 from .predicted import MORE, predict
-from .results import Results, finite, read
+from .results import Results, finite
 from .step_times import alone, part_steps, time_all
 from .summary import Summary
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Summary:
     if options.table:
-        return Summary(read(options.table))
+        return Summary(load(options.table, Results))
     workers = sorted({1, *options.hosts})
     asked = {
         "hosts": workers,
@@ -119,7 +119,7 @@ def _known(path: str, samples: int, *, tuned: bool) -> dict[tuple[str, int], Lea
     Raises:
         UserError: it has trained another model, or in another way.
     """
-    earlier = read(path)
+    earlier = load(path, Results)
     ways = {(earlier.options["task"], one.samples, one.tuned) for one in earlier.learned}
     if ways - {(TITLE, samples, tuned)}:
         raise UserError(f"--runs {path}: it must have trained as this run does, not {ways}")

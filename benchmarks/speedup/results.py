@@ -1,17 +1,12 @@
-"""What was measured, what follows from it, and its JSON file."""
+"""The measurements of speed-ups, and the points that follow from them."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from parallel_sgd import UserError
 
 from ..report import machine
 from .contenders import BATCH, CONTENDERS, SERIAL, TITLE
@@ -132,30 +127,6 @@ class Results:
         return points
 
 
-def read(path: str | os.PathLike[str]) -> Results:
-    """The results in a JSON file that `Summary` has written.
-
-    Raises:
-        UserError: it is not such a file.
-    """
-    try:
-        content = json.loads(Path(path).read_text())
-        return Results(
-            options=content["options"],
-            alone=Alone(**content["alone"]),
-            timed=_all(Timed, content["timed"]),
-            learned=_all(Learned, content["learned"]),
-            predicted=_all(Predicted, content["predicted"]),
-            machine=content["machine"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: this is not the JSON of this benchmark: {error}") from None
-
-
-def _all(kind: Callable[..., Any], those: list[dict[str, Any]]) -> list[Any]:
-    return [kind(**one) for one in those]
-
-
 def finite(rate: float) -> float | None:
-    """As JSON can hold it."""
+    """Return a rate as JSON can hold it: None for no limit."""
     return None if rate == math.inf else rate

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-
-from parallel_sgd.files import write_whole
+from typing import Any
 
 from ..report import DrawnReport, print_table
 from .contenders import BATCH
@@ -64,15 +62,9 @@ class Summary(DrawnReport):
             "The asynchronous workers have a server beside them.",
         ]
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """The JSON file: what was measured, and the points that follow from it."""
-        content = {
-            "title": self.title,
-            **asdict(self.results),
-            "points": [asdict(point) for point in self.results.points()],
-        }
-        text = json.dumps(content, indent=2) + "\n"
-        write_whole("--json", path, lambda aside: aside.write_text(text))
+    def content(self) -> dict[str, Any]:
+        points = [asdict(point) for point in self.results.points()]
+        return {"title": self.title, **asdict(self.results), "points": points}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         draw(self.results, self.title, self.notes(), Path(path))

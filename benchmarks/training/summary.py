@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd import UserError
 from parallel_sgd.command_line.units import bits_per_s
-from parallel_sgd.files import write_whole
 
-from ..report import DrawnReport, machine
+from ..report import DrawnReport, load, machine
 from .contenders import CONTENDERS, HOOKS, PLAIN
 from .figures import TIMES, draw_times, draw_ways
 from .memory import Memory
@@ -176,14 +172,11 @@ class Summary(DrawnReport):
         if self.results.to_loss:
             print("\n".join(to_loss_table(self.results)), end="\n\n")
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """The form of all benchmarks, and everything that was measured."""
-        content = {**asdict(self.results), "rows": [asdict(row) for row in self.rows]}
+    def content(self) -> dict[str, Any]:
+        content = asdict(self.results) | {"rows": [asdict(row) for row in self.rows]}
         for entry in content["times"]:
             entry["rate"] = words(entry["rate"])  # JSON knows no infinity
-        text = json.dumps(content, indent=2) + "\n"
-        pairs = re.sub(r"\[\s+(\d+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)  # of curves
-        write_whole("--json", path, lambda aside: aside.write_text(pairs))
+        return content
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Several figures: training.png means training-5M.png, …, training-to-loss.png."""
@@ -203,25 +196,14 @@ class Summary(DrawnReport):
 
 
 def read(path: str) -> Results:
-    """Results that `Summary.write` has written.
+    """Read the results in a JSON file.
 
     Raises:
         UserError: the file holds something else.
     """
-    try:
-        content = json.loads(Path(path).read_text())
-        for entry in content["times"]:
-            entry["rate"] = bits_per_s(entry["rate"])
-        times = [StepTime(**entry) for entry in content["times"]]
-        runs = [Learned(**entry) for entry in content["runs"]]
-        kept = {name: content[name] for name in ("torch", "here") if name in content}
-        for name, kind in (("own_costs", OwnCost), ("memory", Memory)):
-            kept[name] = [kind(**entry) for entry in content.get(name, ())]
-        return Results(
-            content["hosts"], content["machine"], times, runs, content["to_loss"], **kept
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the results of this benchmark: {error!r}") from None
+    results = load(path, Results)
+    results.times = [replace(time, rate=bits_per_s(str(time.rate))) for time in results.times]
+    return results
 
 
 def markdown_table(results: Results, model: str) -> list[str]:

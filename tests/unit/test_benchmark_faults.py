@@ -264,7 +264,7 @@ def test_reports_count_and_are_read_again(tmp_path, capsys):
     assert "survive 32-bit 1: SIGKILL: as it must be, WRONG: the model is another" in printed
     assert figure.read_bytes().startswith(b"\x89PNG")
     path.write_text("{}")
-    with pytest.raises(UserError, match="not the JSON of this benchmark"):
+    with pytest.raises(UserError, match="not the results of this benchmark"):
         summary.read(path)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import panels
 from benchmarks.convergence.task import Held
+from benchmarks.report import load
 from benchmarks.speedup import command as speedup
 from benchmarks.speedup import contenders, figures, learning, step_times, summary
-from benchmarks.speedup import results as results_file
 from benchmarks.speedup.contenders import BATCH, CONTENDERS, PERIOD, SERIAL
 from benchmarks.speedup.learning import Learned, Run
 from benchmarks.speedup.predicted import Predicted, predict
@@ -89,10 +89,10 @@ def test_json_holds_hardware_and_options_and_is_read_as_it_was_written(results, 
     assert content["machine"] == {"cores": 2, "processor": "of the test"}
     assert content["options"] == OPTIONS and content["alone"]["axpy_gb_per_s"] == 20
     assert [point["workers"] for point in content["points"]] == [1, 4, 4]
-    assert results_file.read(path) == results
+    assert load(path, Results) == results
     path.write_text(json.dumps({"title": "another"}))
-    with pytest.raises(UserError, match="is not the JSON of this benchmark"):
-        results_file.read(path)
+    with pytest.raises(UserError, match="not the results of this benchmark"):
+        load(path, Results)
 
 
 def test_the_table_says_spread_and_method(results, tmp_path, capsys):
