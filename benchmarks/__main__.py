@@ -38,7 +38,8 @@ OF_THEIR_OWN = (
 )  #: whose JSON, tables and figures are of another form
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the parser of all benchmarks' options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, help_text in NAMES.items():
@@ -52,9 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--json", metavar="FILE", help="write the rows as JSON")
         command.add_argument("--figure", metavar="FILE", help="draw it (PNG, SVG, PDF)")
         module.add_arguments(command)
-        if name not in OF_THEIR_OWN:
-            command.add_argument("--table", metavar="FILE", help="measure nothing: read this JSON")
-    options = parser.parse_args(argv)
+        command.add_argument("--table", metavar="FILE", help="measure nothing: read this JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argument_parser().parse_args(argv)
     try:
         for name in ("json", "figure", "table", "runs"):
             if getattr(options, name, None) is not None:

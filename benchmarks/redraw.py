@@ -100,10 +100,9 @@ def redraw(source: Source) -> None:
         RuntimeError: the benchmark could not draw them; it has said why.
     """
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        read = "--runs" if source.benchmark == "convergence" else "--table"
         results = str(RESULTS / source.results)
         figure = str(Path(folder) / source.figure)
-        if run_benchmark([source.benchmark, read, results, "--figure", figure]):
+        if run_benchmark([source.benchmark, "--table", results, "--figure", figure]):
             raise RuntimeError(f"{source.results} cannot be drawn")
         for name in source.figures:
             shutil.copyfile(Path(folder) / name, RESULTS / name)

@@ -28,18 +28,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 from parallel_sgd import UserError
 
 from ..report import Report, positive
-from .algorithms import study as algorithms
-from .algorithms.summary import Summary as AlgorithmsSummary
-from .compression import study as compression
-from .compression.contenders import CONTENDERS
-from .compression.summary import Summary as CompressionSummary
+from . import algorithms, compression
+from .contenders import BEGINNINGS, GRADIENTS
 from .optimizers import OPTIMIZERS
 from .runs import Runs
+from .study import Plan
 from .tasks import TASKS
 
 
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--contender",
-        choices=CONTENDERS,
+        choices=[*GRADIENTS, *BEGINNINGS],
         nargs="+",
         help="with --compression (default: all of each task and optimizer)",
     )
@@ -106,19 +105,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Report:
     plan = plan_of(options)
-    with Runs(options.jobs, options.runs, options.minutes) as runs:
-        report: Report = (
-            CompressionSummary(compression.study(plan, runs))
-            if isinstance(plan, compression.Plan)
-            else AlgorithmsSummary(algorithms.study(plan, runs))
-        )
-    return report
+    path, only_read = options.table or options.runs, options.table is not None
+    with Runs(options.jobs, path, options.minutes, only_read=only_read) as runs:
+        if options.compression:
+            return compression.carry_out(plan, runs)
+        return algorithms.carry_out(plan, runs)
 
 
-def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
-    """
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Return what the options choose of a study.
+
     Raises:
-        UserError: an option or a task of the other study.
+        UserError: an option or a task is of the other study.
     """
     studied: tuple[str, ...] = algorithms.STUDIED
     if options.compression:
@@ -130,22 +128,26 @@ def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
             raise UserError(
                 f"--task {name} needs PyTorch: pip install '.[torch]' from the checkout"
             )
-    quick = options.quick
-    seeds = options.seeds or (3 if quick else 10)
-    tuning_seeds = options.tuning_seeds or (1 if quick else None)
-    shortened = 8 if quick else 1
-    if options.compression:
-        return compression.Plan(
-            options.task or (["bytes-256"] if quick else None),
-            options.ranks or ([4] if quick else None),
-            options.optimizer or (["momentum"] if quick else None),
-            seeds,
-            tuning_seeds,
-            shortened,
-            options.contender,
-        )
-    for name in ("optimizer", "contender", "minutes"):
+    for name in () if options.compression else ("optimizer", "contender", "minutes"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name} is for --compression only")
-    ranks = options.ranks or ([8] if quick else None)
-    return algorithms.Plan(options.task or studied, seeds, tuning_seeds, ranks, shortened)
+    quick = options.quick
+    plan = Plan(
+        tasks=options.task,
+        ranks=options.ranks,
+        optimizers=options.optimizer,
+        contenders=options.contender,
+        seeds=options.seeds or (3 if quick else 10),
+        tuning_seeds=options.tuning_seeds or (1 if quick else None),
+        shortened=8 if quick else 1,
+    )
+    if not quick:
+        return plan
+    if not options.compression:
+        return replace(plan, ranks=plan.ranks or [8])
+    return replace(
+        plan,
+        tasks=plan.tasks or ["bytes-256"],
+        ranks=plan.ranks or [4],
+        optimizers=plan.optimizers or ["momentum"],
+    )

@@ -24,13 +24,20 @@ class Runs(study.Runs[Run, Outcome]):
     Args:
         jobs, minutes: see `study.Runs`.
         path: the file, read now and written on the way; None: no file.
+        only_read: carry out no run, and do not write the file.
     """
 
     def __init__(
-        self, jobs: int = 1, path: str | None = None, minutes: float | None = None
+        self,
+        jobs: int = 1,
+        path: str | None = None,
+        minutes: float | None = None,
+        *,
+        only_read: bool = False,
     ) -> None:
-        self.path = Path(path) if path else None
-        known = read(self.path) if self.path else {}
+        known = read(Path(path)) if path else {}
+        self.path = None if only_read or not path else Path(path)
+        minutes = 0 if only_read else minutes
         super().__init__(train, jobs=jobs, minutes=minutes, known=known)
 
     def kind(self, run: Run) -> Hashable:

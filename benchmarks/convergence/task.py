@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from parallel_sgd import Algorithm, Communicator
+from parallel_sgd import Algorithm, Communicator, Learner, Optimizer
 from parallel_sgd.data import Dataset
 from parallel_sgd.schedules import Schedule
 
 from .optimizers import Rule
-from .trained import ArrayModel, Trained
+
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,52 @@ def some_of(
 
 
 @dataclass(frozen=True)
+class Score:
+    """
+    Attributes:
+        loss: mean over the samples, in nats.
+        error: of 100 samples, so many are wrong.
+    """
+
+    loss: float
+    error: float
+
+
+class Trained(Protocol):
+    @property
+    def learner(self) -> Learner:
+        """Of this rank."""
+
+    def step(self, x: Array, y: Array) -> None:
+        """Train on a minibatch. Collective."""
+
+    def score(self, test: Dataset) -> Score | None:
+        """Of what all ranks have in common, on rank 0; None elsewhere. Collective."""
+
+
+class ArrayModel:
+    """A model of `parallel_sgd`'s."""
+
+    def __init__(
+        self, model: Any, optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator
+    ) -> None:
+        self.model = model
+        self.learner = Learner(model.parameters, optimizer, algorithm, comm)
+
+    def step(self, x: Array, y: Array) -> None:
+        self.model.gradient(x, y, out=self.learner.gradient)
+        self.learner.step(samples=len(x))
+
+    def score(self, test: Dataset) -> Score | None:
+        self.learner.meet()
+        if self.learner.comm.rank:
+            return None
+        with self.learner.shared_model():
+            loss, accuracy = self.model.evaluate(*test.arrays())
+        return Score(loss, 100 * (1 - accuracy))
+
+
+@dataclass(frozen=True)
 class Task:
     """
     Attributes:
@@ -77,6 +124,7 @@ class Task:
         warm_up: the part of a run in which the rate rises, from a tenth of the highest.
         points: equally distant moments at which the test loss is taken; blocks of all K end there.
         measure: by which contenders are compared; rates are chosen by the loss.
+        log_scale: of the measure in figures.
     """
 
     title: str
@@ -92,6 +140,7 @@ class Task:
     warm_up: float = 0.0
     points: int = 16
     measure: Measure = LOSS
+    log_scale: bool = False
 
     @property
     def ceiling(self) -> float:

@@ -80,6 +80,7 @@ TASKS: dict[str, Task] = {
         classes=10,
         data=_digits,
         model=lambda seed: MLP([64, 128, 10], seed=seed),
+        log_scale=True,  # losses differ most
     ),
     "bytes": BYTES,
     "bytes-256": _wider(256, 512, tuning_seeds=2),

@@ -13,8 +13,7 @@ from parallel_sgd.data import Dataset, Images, Subset, fashion_mnist, library_se
 from parallel_sgd.schedules import Schedule
 
 from .optimizers import Rule
-from .task import ERROR, Held, Task, some_of
-from .trained import Trained
+from .task import ERROR, Held, Task, Trained, some_of
 
 CONTEXT = 64
 SEQUENCES_TESTED = 512
@@ -45,8 +44,7 @@ def _transformer(seed: int) -> Any:
 
 
 def _lstm(seed: int) -> Any:
-    from .lstm import ByteLSTM
-    from .torch_trained import from_seed
+    from .torch_trained import ByteLSTM, from_seed
 
     return from_seed(seed, lambda: ByteLSTM(128))
 

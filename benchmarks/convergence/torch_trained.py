@@ -17,7 +17,7 @@ from parallel_sgd.data import Dataset
 from parallel_sgd.schedules import Schedule
 
 from .optimizers import Rule
-from .trained import Score
+from .task import Score
 
 Array = Any
 
@@ -33,6 +33,25 @@ def from_seed(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+class ByteLSTM(nn.Module):
+    """An LSTM (Hochreiter and Schmidhuber, 1997) over embedded bytes.
+
+    Args:
+        width: of the embedding and of the LSTM's state.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [n, bytes, 256] of the byte that follows each of x [n, bytes]."""
+        states, _ = self.lstm(self.embedding(x))
+        return self.head(states)
 
 
 class TorchModel:

@@ -11,16 +11,10 @@ from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.data import Source
 from parallel_sgd.schedules import Linear
 
-from .algorithms.contenders import CONTENDERS as ALGORITHMS
-from .compression.contenders import CONTENDERS as COMPRESSED
-from .contender import Options
+from .contenders import CONTENDERS, Options
 from .optimizers import OPTIMIZERS
-from .task import ERROR, Task
+from .task import ERROR, Score, Task
 from .tasks import TASKS
-from .trained import Score
-
-CONTENDERS = {**ALGORITHMS, **COMPRESSED}
-assert len(CONTENDERS) == len(ALGORITHMS) + len(COMPRESSED)  # a run names one of either study
 
 LAST_RATE = 0.1
 """The learning rate falls linearly, to this part of the highest, which is the first one but where a

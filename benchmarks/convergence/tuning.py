@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics import Comparison
 from ..study import Search
-from .contender import Options
+from .contenders import Options
 from .optimizers import OPTIMIZERS
 from .runs import Line
 from .task import Task
@@ -121,11 +120,3 @@ class Climb:
 def uncompressed_bytes(task: Task, ranks: int) -> float:
     """What a rank sends in a run in which every minibatch's gradient is exchanged with 32 bits."""
     return task.steps_on(ranks) * 2 * (ranks - 1) / ranks * task.values * 4
-
-
-def cells_of(comparison: Comparison | None) -> tuple[str, str]:
-    """For a table: the mean difference with its interval, and the verdict."""
-    if comparison is None:
-        return "", ""
-    low, high = comparison.interval_95
-    return f"{comparison.mean:+.4f} ({low:+.4f} to {high:+.4f})", comparison.verdict

@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-n", "--ranks", type=positive, default=RANKS, help="of each job (default: 4)")
     add("--seed", type=int, default=0, help="of victims and moments (default: 0)")
     add("--keep", metavar="FOLDER", help="for the folders of runs that went wrong")
-    add("--table", metavar="FILE", help="measure nothing: read this JSON")
 
 
 def main(options: argparse.Namespace) -> Report:

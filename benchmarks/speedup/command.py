@@ -67,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a fifth of the samples, and learning rates that are not tuned",
     )
     add("--runs", metavar="FILE", help="the JSON of an earlier run: its accuracies are taken")
-    add("--table", metavar="FILE", help="measure nothing: read this JSON")
 
 
 def main(options: argparse.Namespace) -> Summary:

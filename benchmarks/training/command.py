@@ -101,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --to-loss: the JSON of an earlier run, whose steps are not counted again",
     )
-    parser.add_argument("--table", metavar="FILE", help="print Markdown from this JSON file")
 
 
 def main(options: argparse.Namespace) -> Summary:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+
+from benchmarks.__main__ import argument_parser
 from benchmarks.training.step_times import StepTime
 
 GBIT = 1e9
@@ -42,3 +45,8 @@ class Players:
 def step_time(name, seconds):
     """Of a contender on the language model, measured once."""
     return StepTime("bytes", GBIT, name, seconds, [seconds], 8, 256 / seconds, (2.7, 1.0))
+
+
+def options_of(line):
+    """Return the options of a command line after `python -m benchmarks`."""
+    return argument_parser().parse_args(shlex.split(line))

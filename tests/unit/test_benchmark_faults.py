@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import doctest
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmark_players import options_of
 
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import child, leftovers, scenarios, soak, summary
@@ -341,17 +340,13 @@ def test_a_run_that_could_not_be_keeps_the_others(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(faults, "bound_mpi", lambda: {"vendor": "MPICH", "version": "5"})
     monkeypatch.setattr(Bench, "disturbed", disturbed)
-    parser = argparse.ArgumentParser()
-    faults.add_arguments(parser)
-    options = parser.parse_args(shlex.split("--only ends survive --families 1-bit --faults 2"))
-    found = faults._kills(options, tmp_path, alone=True)
+    line = "faults --only ends survive --families 1-bit --faults 2"
+    found = faults._kills(options_of(line), tmp_path, alone=True)
     assert [outcome.met for outcome in found.results.outcomes] == [False, True]
     assert "no run: FileNotFoundError" in found.faults()[0]
     assert "survive is left out: --survive needs Open MPI 5" in capsys.readouterr().err
 
 
 def test_too_few_ranks_are_refused():
-    parser = argparse.ArgumentParser()
-    faults.add_arguments(parser)
     with pytest.raises(UserError, match="at least 3"):
-        faults.main(parser.parse_args(shlex.split("-n 2")))
+        faults.main(options_of("faults -n 2"))

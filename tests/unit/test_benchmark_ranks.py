@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import shlex
 from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
 import pytest
+from benchmark_players import options_of
 
 from benchmarks import plan
 from benchmarks.exchange import cases, links, one_machine
@@ -42,10 +41,10 @@ def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
     assert first.tolist() != ids[:100].tolist()
 
 
-def options_of(benchmark, line):
-    parser = argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    return parser.parse_args(shlex.split(line))
+def name_of(benchmark):
+    """Return the name of a benchmark's module on the command line."""
+    name = benchmark.__name__.removesuffix(".command").rpartition(".")[2]
+    return name.replace("_", "-")
 
 
 BITS = {str(bits): 0.001 * bits for bits in registered_bits()}
@@ -176,7 +175,7 @@ def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expecte
     fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
     for module, name in product((parameter_server, one_machine, plan), fakes):
         monkeypatch.setattr(module, name, fakes[name], raising=False)
-    report = benchmark.main(options_of(benchmark, line))
+    report = benchmark.main(options_of(f"{name_of(benchmark)} {line}"))
     assert asked == expected
     by_name = {row.name: row.ratio for row in report.rows}
     assert len(by_name) == len(report.rows)  # or bars of the figure would lie on each other
@@ -302,4 +301,4 @@ def test_a_turn_checks_the_sum_and_compares_the_ranks():
 )
 def test_what_benchmarks_refuse(benchmark, line, wrong):
     with pytest.raises(UserError, match=wrong):
-        benchmark.main(options_of(benchmark, line))
+        benchmark.main(options_of(f"{name_of(benchmark)} {line}"))

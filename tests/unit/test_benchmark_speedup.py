@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import shlex
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from benchmark_players import options_of
 
 from benchmarks import panels
 from benchmarks.convergence.task import Held
@@ -98,7 +97,7 @@ def test_json_holds_hardware_and_options_and_is_read_as_it_was_written(results, 
 def test_the_table_says_spread_and_method(results, tmp_path, capsys):
     path = tmp_path / "speedup.json"
     summary.Summary(results).write(path)
-    speedup.main(options_of(f"--table {path}")).print()
+    speedup.main(options_of(f"speedup --table {path}")).print()
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("1 bit"))
     assert "81,920 (81,920 to 102,400)   24,000  4.00" in line
@@ -140,12 +139,6 @@ def test_equal_plans_are_drawn_in_each_others_gaps():
     dashed = figures._dashed([*planned, Predicted("d", 2, 50.0)])
     assert [dashed[name][1] for name in "abc"] == [(at, (4.0, 8.0)) for at in (0, 4, 8)]
     assert dashed["d"] == (((2, 50.0),), (0.0, (4.0, 4.0)))
-
-
-def options_of(line):
-    parser = argparse.ArgumentParser()
-    speedup.add_arguments(parser)
-    return parser.parse_args(shlex.split(line))
 
 
 TURN = {"step_s": 0.04, "evaluation_s": 0.2, "start_s": 0.02, "finish_s": 0.01}
@@ -326,7 +319,7 @@ def stood_in(monkeypatch, asked):
 
 
 def test_everybody_is_measured_on_every_number_of_workers(stood_in, asked, tmp_path):
-    report = speedup.main(options_of("--quick --hosts 4 2 --rate 100mbit"))
+    report = speedup.main(options_of("speedup --quick --hosts 4 2 --rate 100mbit"))
     assert [hosts for hosts, *_ in asked] == [1, 2, 2, 3, 4, 5]
     assert [rate * max(1, hosts / 2) for hosts, rate, _ in asked] == pytest.approx([1e8] * 6)
     assert [options["steps"] for *_, options in asked[::2]] == [16, 8, 8]
@@ -337,10 +330,11 @@ def test_everybody_is_measured_on_every_number_of_workers(stood_in, asked, tmp_p
     assert results.options["rate"] == 1e8 and results.options["samples"] == 32_768
     report.write(tmp_path / "speedup.json")
     stood_in.clear()
-    again = speedup.main(options_of(f"--quick --hosts 8 2 --runs {tmp_path / 'speedup.json'}"))
+    runs = f"--runs {tmp_path / 'speedup.json'}"
+    again = speedup.main(options_of(f"speedup --quick --hosts 8 2 {runs}"))
     assert stood_in == [(name, 8) for name in CONTENDERS]
     assert all(p.loss for p in again.results.points() if p.workers > 1)
     with pytest.raises(UserError, match="must have trained as this run does"):
-        speedup.main(options_of(f"--runs {tmp_path / 'speedup.json'}"))
+        speedup.main(options_of(f"speedup {runs}"))
     with pytest.raises(UserError, match="hosts=32 must be at most 16: a block each"):
-        speedup.main(options_of("--quick --hosts 32"))
+        speedup.main(options_of("speedup --quick --hosts 32"))

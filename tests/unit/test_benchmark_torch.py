@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmark_players import options_of
 
 from benchmarks.training import command as training
 from benchmarks.training import conductor as conducting
@@ -196,19 +196,13 @@ def test_ranks_of_this_machine_are_started_without_hosts():
     ]
 
 
-def _options(*arguments):
-    parser = argparse.ArgumentParser()
-    training.add_arguments(parser)
-    return parser.parse_args(arguments)
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["--models", "transformer"], ["--only", "our hook, 1 bit"], ["--only", "8 bit, overlap"]],
+    ["--models transformer", "--only 'our hook, 1 bit'", "--only '8 bit, overlap'"],
 )
 def test_what_is_pytorchs_goes_with_its_models(arguments):
     with pytest.raises(UserError, match="goes with --torch"):
-        training.main(_options(*arguments))
+        training.main(options_of(f"training {arguments}"))
 
 
 def test_which_sides_play_and_where(monkeypatch):
@@ -226,7 +220,7 @@ def test_which_sides_play_and_where(monkeypatch):
 
     monkeypatch.setattr(training, "conducted", Playing)
     monkeypatch.setattr(training, "measure_steps", lambda *a: [])
-    report = training.main(_options("--torch", "--here", "-n", "2"))
+    report = training.main(options_of("training --torch --here -n 2"))
     assert asked == [
         (
             conducting.Here,
@@ -315,4 +309,4 @@ def test_own_costs_and_memory_are_reported_and_read_again(tmp_path):
 @pytest.mark.parametrize("option", ["--own-cost", "--memory"])
 def test_what_is_asked_of_the_learner_goes_with_pytorchs_models(option):
     with pytest.raises(UserError, match=f"{option} goes with --torch"):
-        training.main(_options(option))
+        training.main(options_of(f"training {option}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import math
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmark_players import GBIT, Players, step_time
+from benchmark_players import GBIT, Players, options_of, step_time
 
 from benchmarks.training import command as training
 from benchmarks.training import conductor as conducting
@@ -238,9 +237,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     assert again.times == [
         StepTime(**{**vars(time), "losses": list(time.losses)}) for time in results.times
     ]
-    parser = argparse.ArgumentParser()
-    training.add_arguments(parser)
-    training.main(parser.parse_args(["--table", str(path)])).print()
+    training.main(options_of(f"training --table {path}")).print()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| 5M parameters | 1 Gbit/s | unlimited |"
     assert "| 1 bit | 0.050 s, 6.0\N{MULTIPLICATION SIGN} |" in lines[2]
@@ -267,7 +264,5 @@ def test_pytorch_that_is_missing(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    parser = argparse.ArgumentParser()
-    training.add_arguments(parser)
     with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
-        training.main(parser.parse_args([]))
+        training.main(options_of("training"))

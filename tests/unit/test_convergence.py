@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 
 import numpy as np
 import pytest
+from benchmark_players import options_of
 
 from benchmarks import study as running
-from benchmarks.convergence import command as convergence
+from benchmarks.convergence import algorithms, command, compression
 from benchmarks.convergence import runs as carrying_out
-from benchmarks.convergence.algorithms import study as algorithms
-from benchmarks.convergence.algorithms.contenders import CONTENDERS, gain
-from benchmarks.convergence.algorithms.summary import Summary as AlgorithmsSummary
-from benchmarks.convergence.compression import contenders as compressed
-from benchmarks.convergence.compression import study as compression
-from benchmarks.convergence.compression.figures import STYLES
-from benchmarks.convergence.compression.summary import Summary as CompressionSummary
-from benchmarks.convergence.compression.top_k import ONE_OF, TopK
+from benchmarks.convergence.contenders import ALGORITHMS, BEGINNINGS, GRADIENTS, gain
 from benchmarks.convergence.optimizers import OPTIMIZERS
 from benchmarks.convergence.runs import Runs
+from benchmarks.convergence.study import Plan
 from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.top_k import ONE_OF, TopK
+from benchmarks.convergence.torch_tasks import TORCH_TASKS
 from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
 from benchmarks.convergence.tuning import Climb
 from parallel_sgd import Parameters, UserError
@@ -50,7 +46,7 @@ def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
 
 def test_gains():
     def gain_of(name, options, ranks=8):
-        return gain(CONTENDERS[name].algorithm(options, 4), ranks)
+        return gain(ALGORITHMS[name].algorithm(options, 4), ranks)
 
     assert gain_of("averaging", ()) == 1
     assert gain_of("BMUF", ()) == 8
@@ -62,7 +58,7 @@ def test_gains():
 
 def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
     for task in (TASKS[name] for name in algorithms.STUDIED):
-        for contender in CONTENDERS.values():
+        for contender in ALGORITHMS.values():
             for ranks in contender.ranks:
                 assert task.budget(ranks) == task.samples
                 assert task.samples % (task.points * ranks * task.minibatch * task.block) == 0
@@ -96,27 +92,46 @@ def test_a_run_that_diverges_counts_as_knowing_nothing():
 
 def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    path = tmp_path / "runs.json"
-    plan = algorithms.Plan(["digits"], seeds=2, tuning_seeds=1, ranks=[4], shortened=128)
+    path, chosen = (
+        tmp_path / "runs.json",
+        Plan(["digits"], [4], seeds=2, tuning_seeds=1, shortened=128),
+    )
     with Runs(path=str(path)) as runs:
-        first = algorithms.study(plan, runs)
+        first = algorithms.carry_out(chosen, runs)
         assert runs.done
-    with Runs(path=str(path)) as runs:
-        again = algorithms.study(plan, runs)
-        assert runs.done == 0  # all from the file
-    assert {k: r.final.tolist() for k, r in again.all.items()} == {
-        k: r.final.tolist() for k, r in first.all.items()
-    }
-    summary = AlgorithmsSummary(again)
-    summary.print()
-    assert "data-parallel, 1 bit" in capsys.readouterr().out
-    summary.write(tmp_path / "rows.json")
+    before = path.read_bytes()
+    with Runs(path=str(path), only_read=True) as runs:
+        again = algorithms.carry_out(chosen, runs)
+        more = algorithms.carry_out(Plan(seeds=3, tuning_seeds=1, shortened=128), runs)
+        assert runs.done == 0 and not more.groups  # three seeds of serial SGD are not there
+    assert path.read_bytes() == before and again.rows == first.rows
+    again.print()
+    printed = capsys.readouterr().out
+    assert "data-parallel, 1 bit" in printed and "blocks of 8 minibatches, tuned on 1" in printed
+    again.write(tmp_path / "rows.json")
     content = json.loads((tmp_path / "rows.json").read_text())
     assert set(content) == {"title", "machine", "rows"}
     assert all(math.isfinite(row["value"]) for row in content["rows"])
     assert any("error feedback" in row["name"] for row in content["rows"])
-    summary.draw(tmp_path / "c.png")
-    assert len(list(tmp_path.glob("c-*.png"))) == 4
+    again.draw(tmp_path / "c.png")
+    drawn = {path.stem for path in tmp_path.glob("c-*.png")}
+    assert drawn == {"c-samples", "c-bytes", "c-ranks", "c-error-feedback"}
+
+
+def test_what_is_not_complete_is_dropped(monkeypatch):
+    """Of a contender without a rate, and of what has its rate from there."""
+
+    def outcome(run):
+        assert run.contender != "32 bits", "a bug"
+        points = 1 if run.seed >= FIRST_TUNING_SEED else POINTS
+        return Outcome((1.0,) * points, run.ranks - 1)
+
+    monkeypatch.setattr(carrying_out, "train", outcome)
+    with Runs() as runs:
+        study = algorithms.carry_out(Plan(["digits"], [4], seeds=2, tuning_seeds=1), runs)
+    found = [(r.setting.contender, r.setting.rates) for r in study.groups["digits"]]
+    assert ("1 bit", "tuned") in found and ("1 bit", "as 32 bits") not in found
+    assert "32 bits" not in [name for name, rates in found if rates == "tuned"]
 
 
 def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
@@ -124,42 +139,40 @@ def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     few = ("32", "4", "0.5", "top-k", "not there yet")
     cell = compression.Cell("digits", 4, "momentum", few)
     monkeypatch.setattr(compression, "CELLS", (cell,))
-    plan = compression.Plan(seeds=2, tuning_seeds=1, shortened=128)
     with Runs(path=str(tmp_path / "runs.json")) as runs:
-        results = compression.study(plan, runs)
-    assert list(results.cells[cell]) == ["32", "4", "0.5", "top-k"]
-    assert all(result.curves.shape == (2, POINTS) for result in results.cells[cell].values())
+        study = compression.carry_out(Plan(seeds=2, tuning_seeds=1, shortened=128), runs)
+    results = study.groups[cell]
+    assert [result.setting.contender for result in results] == ["32", "4", "0.5", "top-k"]
+    assert all(result.curves.shape == (2, POINTS) for result in results)
     assert 0.75 not in registered_bits()  # but where it has trained
-    summary = CompressionSummary(results)
-    summary.print()
+    study.print()
     printed = capsys.readouterr().out
     assert "digits, MLP 64-128-10, K = 4, 16 steps of momentum" in printed
-    summary.write(tmp_path / "rows.json")
-    rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    rows = {row.name: row for row in study.rows}
     name = "digits, K=4, momentum, {}: sent"
-    assert rows[name.format("32 bits")]["value"] == pytest.approx(32, rel=0.01)
-    assert rows[name.format("4 bits")]["value"] == pytest.approx(4, rel=0.05)
+    assert rows[name.format("32 bits")].value == pytest.approx(32, rel=0.01)
+    assert rows[name.format("4 bits")].value == pytest.approx(4, rel=0.05)
     extra = (256 / 9610 + 256 / 2403) / 2  # bits of a message beside those of its values
-    assert rows[name.format("0.5 bit")]["value"] == pytest.approx(0.5 + extra, rel=0.15)
-    assert rows[name.format("top 16 of 1024")]["value"] == pytest.approx(0.75, rel=0.05)
-    summary.draw(tmp_path / "c.png")
+    assert rows[name.format("0.5 bit")].value == pytest.approx(0.5 + extra, rel=0.15)
+    assert rows[name.format("top 16 of 1024")].value == pytest.approx(0.75, rel=0.05)
+    study.draw(tmp_path / "c.png")
     drawn = {path.stem for path in tmp_path.glob("c-*.png")}
     assert drawn == {"c-samples", "c-bytes", "c-distance"}
 
 
-def test_what_the_plan_of_compression_names_is_there():
-    late = {"PowerSGD-1", "PowerSGD-4"}
-    assert set(STYLES) == compressed.CONTENDERS.keys() | late
-    for cell in compression.CELLS:
+def test_what_the_plans_name_is_there():
+    assert set(compression.Compression.styles) == GRADIENTS.keys() | BEGINNINGS.keys()
+    assert set(algorithms.Algorithms.styles) == ALGORITHMS.keys()
+    for cell in (*compression.CELLS, *compression.TORCH_CELLS):
         assert cell.task in TASKS and cell.contenders[0] == "32"
-        assert set(cell.contenders) <= set(STYLES)
+        assert set(cell.contenders) <= set(compression.Compression.styles)
         for name in cell.contenders:
             start = compression.start(cell, name)
             Climb(cell.task, name, cell.optimizer, cell.ranks, start=start)  # it is on the grid
 
 
 def test_a_beginning_has_other_bits_for_its_part_of_the_samples():
-    algorithm = compressed.CONTENDERS["4-then-1"].algorithm((), 1, samples=4096)
+    algorithm = BEGINNINGS["4-then-1"].algorithm((), 1, samples=4096)
     assert algorithm.exchange.gradient_bits == {0: 4, 256: 1}
 
 
@@ -248,14 +261,27 @@ def test_outcomes_are_on_disk_while_others_are_under_way(trained, tmp_path, monk
 
 
 def test_options_become_a_plan():
-    assert plan("--quick", "--task", "bytes", "--ranks", "8", "16") == algorithms.Plan(
-        ["bytes"], 3, 1, [8, 16], 8
+    assert plan("--quick", "--task", "bytes", "--ranks", "8", "16") == Plan(
+        ["bytes"], [8, 16], seeds=3, tuning_seeds=1, shortened=8
     )
-    assert plan() == algorithms.Plan(("digits", "bytes"))
-    assert plan("--compression") == compression.Plan()
+    assert plan() == plan("--compression") == Plan()
     quick = plan("--compression", "--quick", "--optimizer", "Adam")
-    assert quick == compression.Plan(["bytes-256"], [4], ["Adam"], 3, 1, 8)
-    assert [cell.optimizer for cell in quick.cells] == ["Adam"]
+    assert quick == Plan(["bytes-256"], [4], ["Adam"], seeds=3, tuning_seeds=1, shortened=8)
+    assert [cell.optimizer for cell in compression.cells_of(quick)] == ["Adam"]
+
+
+def test_pytorch_tasks_take_part_where_they_are_named(monkeypatch):
+    cells = compression.cells_of(plan("--compression"))
+    assert not any(cell.task in TORCH_TASKS for cell in cells)
+    assert tuple(TORCH_TASKS) == compression.TORCH_STUDIED
+    named = plan("--compression", "--task", "transformer", "--contender", "sign", "1")
+    assert [compression.contenders_of(named, cell) for cell in compression.cells_of(named)] == [
+        ["32", "1", "sign"],
+        ["32", "1"],
+    ]
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--task transformer needs PyTorch: pip install"):
+        plan("--compression", "--task", "transformer")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +289,7 @@ def test_options_become_a_plan():
     [
         (["--task", "bytes-256"], "--task bytes-256 must be one of this study's: digits, bytes"),
         (["--compression", "--task", "bytes"], "--task bytes must be one of this study's"),
+        (["--contender", "sign"], "--contender is for --compression only"),
         (["--minutes", "1"], "--minutes is for --compression only"),
     ],
 )
@@ -272,6 +299,4 @@ def test_options_of_the_other_study_are_refused(arguments, problem):
 
 
 def plan(*arguments):
-    parser = argparse.ArgumentParser()
-    convergence.add_arguments(parser)
-    return convergence.plan_of(parser.parse_args(arguments))
+    return command.plan_of(options_of(" ".join(["convergence", *arguments])))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from dataclasses import replace
 
@@ -12,20 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.convergence import command as convergence
-from benchmarks.convergence import torch_tasks
-from benchmarks.convergence.compression import study as compression
-from benchmarks.convergence.compression.figures import STYLES
-from benchmarks.convergence.compression.summary import Summary
-from benchmarks.convergence.optimizers import OPTIMIZERS
+from benchmarks.convergence import compression, torch_tasks
 from benchmarks.convergence.runs import Runs, read
+from benchmarks.convergence.study import Plan
 from benchmarks.convergence.task import ERROR
 from benchmarks.convergence.tasks import TASKS
-from benchmarks.convergence.torch_tasks import TORCH_TASKS, TorchTask
+from benchmarks.convergence.torch_tasks import TorchTask
 from benchmarks.convergence.torch_trained import from_seed
 from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
 from benchmarks.convergence.tuning import Climb
-from parallel_sgd import UserError
 from parallel_sgd.data import Images
 from parallel_sgd.models import MLP
 
@@ -127,27 +120,25 @@ def test_errors_by_beginning_to_end(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(compression.STARTS["momentum"], "theirs", 0.05)
     path = tmp_path / "runs.json"
     with Runs(path=str(path)) as runs:
-        results = compression.study(compression.Plan(seeds=2, contenders=["1-then-0.25"]), runs)
-    assert list(results.cells[cell]) == ["32", "1-then-0.25"]
-    for result in results.cells[cell].values():
+        study = compression.carry_out(Plan(contenders=["1-then-0.25"], seeds=2), runs)
+    whole, few = study.groups[cell]
+    assert [r.setting.contender for r in (whole, few)] == ["32", "1-then-0.25"]
+    for result in (whole, few):
         of_seeds = [train(run).errors for run in result.setting.runs(digits[1], range(2))]
         assert np.array_equal(result.curves, of_seeds)
     for run, outcome in read(path).items():
         assert outcome == runs.outcomes[run] and outcome.errors
-    summary = Summary(results)
-    summary.print()
+    study.print()
     printed = capsys.readouterr().out
     assert printed.startswith("\nTest error in %, 2 seeds")
     assert "margin ±5 %, tuned on 1 other seeds" in printed
     assert "test error  less 32 bits" in printed
-    summary.write(tmp_path / "rows.json")
-    rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    rows = {row.name: row for row in study.rows}
     row = rows["theirs, K=4, momentum, 32 bits: test error"]
-    assert row["unit"] == "%"
-    assert row["value"] == pytest.approx(results.cells[cell]["32"].final.mean())
-    sent = rows["theirs, K=4, momentum, 32 bits: sent"]["value"]
+    assert row.unit == "%" and row.value == pytest.approx(whole.final.mean())
+    sent = rows["theirs, K=4, momentum, 32 bits: sent"].value
     assert sent == pytest.approx(2 * 32, rel=0.01)  # so small a model goes to all ranks at once
-    summary.draw(tmp_path / "c.png")
+    study.draw(tmp_path / "c.png")
     drawn = {path.stem for path in tmp_path.glob("c-*.png")}
     assert drawn == {"c-samples", "c-bytes", "c-distance"}
 
@@ -176,7 +167,9 @@ def test_the_tasks(name, values, shape, monkeypatch):
     monkeypatch.setattr(torch_tasks, "_clothing", lambda: images)
     task = TASKS[name]
     assert task.values == values
-    assert task.steps_on(4) % task.points == 0 and task.steps_on(4) % 4 == 0
+    for shorter in (task, task.shortened(8, None)):
+        assert shorter.steps_on(4) % shorter.points == 0 < shorter.steps_on(4)
+    assert task.steps_on(4) % 4 == 0
     training, test = task.data(0, task.budget(4))
     assert len(training) % (4 * task.minibatch) == 0  # no minibatch is short
     assert task.budget(4) <= 2 * len(training)
@@ -186,37 +179,3 @@ def test_the_tasks(name, values, shape, monkeypatch):
     if name != "fashion-mnist":
         assert np.array_equal(x[:, 1:], y[:, :-1])
         assert len(training) == task.budget(4)  # none is seen twice
-
-
-def test_what_the_plan_names_is_there():
-    assert tuple(TORCH_TASKS) == compression.TORCH_STUDIED
-    for cell in compression.TORCH_CELLS:
-        task = TASKS[cell.task].shortened(8, None)
-        assert task.steps_on(4) % task.points == 0 and task.steps_on(4) > 0
-        assert cell.contenders[0] == "32" and set(cell.contenders) <= set(STYLES)
-        for name in cell.contenders:
-            start = compression.start(cell, name)
-            Climb(cell.task, name, cell.optimizer, cell.ranks, start=start)  # it is on the grid
-    assert set(compression.FACTORS) <= set(OPTIMIZERS)
-
-
-def test_pytorch_tasks_take_part_where_they_are_named(monkeypatch):
-    assert not any(cell.task in TORCH_TASKS for cell in plan("--compression").cells)
-    named = plan("--compression", "--task", "transformer", "--optimizer", "AdamW")
-    assert [(cell.task, cell.optimizer) for cell in named.cells] == [("transformer", "AdamW")]
-    some = plan("--compression", "--task", "transformer", "--contender", "sign", "1")
-    assert [some.contenders_of(cell) for cell in some.cells] == [
-        ["32", "1", "sign"],
-        ["32", "1"],
-    ]
-    with pytest.raises(UserError, match="--contender is for --compression only"):
-        plan("--contender", "sign")
-    monkeypatch.setattr(convergence, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--task transformer needs PyTorch: pip install"):
-        plan("--compression", "--task", "transformer")
-
-
-def plan(*arguments):
-    parser = argparse.ArgumentParser()
-    convergence.add_arguments(parser)
-    return convergence.plan_of(parser.parse_args(arguments))

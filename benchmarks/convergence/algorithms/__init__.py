@@ -1,1 +1,0 @@
-"""All algorithms on K logical ranks against serial SGD."""

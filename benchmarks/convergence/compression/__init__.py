@@ -1,1 +1,0 @@
-"""Compressed gradients against 32 bits, with SGD, momentum and Adam."""
