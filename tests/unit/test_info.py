@@ -17,7 +17,7 @@ import pytest
 from parallel_sgd import Communicator, Parameters, simulate
 from parallel_sgd.command_line import info, links
 from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, measured
 from parallel_sgd.training.session.run_folder import RunFolder
@@ -231,8 +231,9 @@ def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> 
     assert report["link"] == {"latency_s": 5e-5, "bytes_per_s": 1e6}
     few, many = report["exchanges"]
     assert (few["values"], many["values"]) == (2500, 250_000)
+    assert few["transport"] == "collective"  # the other one is chosen by trials
     for row in (few, many):
-        assert row["transport"] == "collective" and row["gradient_bits"] == 1
+        assert row["transport"] in row["seconds"] and row["gradient_bits"] == 1
         assert set(row["seconds"]) == {"collective", "pipelined"}
         assert list(row["predicted_s"]) == ["32", "16", "8", "4", "1", "0.5", "0.25", "0.1"]
     # 2 (K-1)/K n values of 4 bytes at 1 MB/s
