@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 
 MOST = 8.0  #: times as long things may take on a busy machine
 GRACE_S = 20.0  #: how long a test may take to notice that its time is over

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import parallel_sgd as psgd
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 
 from .diary import Diary, Place
 from .families import FAMILIES

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import parallel_sgd as psgd
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 
 from .child import CHECKPOINTS, HIDDEN, MINIBATCH
 from .diary import Diary, Place

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 from .child import STACKS
 from .diary import diaries

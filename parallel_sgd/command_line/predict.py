@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from ..argument_parser import Parser
-from ..communication.job_environment import launched_rank
+from ..communication import launched_rank
 from ..data import FORMATS, Arrays, Dataset, Task, read_standardization
 from ..data.formats import load_to_test
 from ..data.readers.files import npz_member, npz_names

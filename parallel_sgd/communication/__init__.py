@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RankFailed, RanksChanged
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
 from .elastic.retry import can_recover, reconfigure_ranks, retry
+from .job_environment import launched_rank, launched_size, without_launcher
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
 if TYPE_CHECKING:
     from .communicator import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
+    from .elastic.simulated import simulate_recovery
     from .endpoint import Endpoint
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .threads.communicator import simulate
@@ -38,14 +40,19 @@ __all__ = [
     "can_recover",
     "checked_timeout",
     "default_timeout",
+    "launched_rank",
+    "launched_size",
     "program_ends",
     "reconfigure_ranks",
     "retry",
     "simulate",
+    "simulate_recovery",
+    "without_launcher",
 ]
 
 _MODULES = {
     "communicator": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
+    "elastic.simulated": ("simulate_recovery",),
     "endpoint": ("Endpoint",),
     "roles": ("WHOLE_MINIBATCH", "AllRanks", "Group", "Roles", "AllTrain"),
     "threads.communicator": ("simulate",),

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from limits import patience
 
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "train.py")

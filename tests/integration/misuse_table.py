@@ -42,7 +42,7 @@ def torch_program(name: str, text: str) -> Misuse:
 
 HELP_ON_ONE_RANK = """import sys
 from parallel_sgd.command_line.train.command import main
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 main(["--help"] if launched_rank() == 1 else ["--no-plot"])
 """
 

@@ -86,7 +86,7 @@ SURVIVING = """
 import os, signal
 import numpy as np
 import parallel_sgd as psgd
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 
 comm = psgd.Communicator.world()
 first = launched_rank()

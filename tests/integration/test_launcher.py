@@ -40,7 +40,7 @@ EARLY = """
 import sys, time
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.liveness import abort
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 """
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from parallel_sgd import Communicator, simulate
-from parallel_sgd.communication.job_environment import launched_rank, launched_size
+from parallel_sgd.communication import launched_rank, launched_size
 
 TIMEOUT_S = 100.0  # longest wait for the other ranks: shorter than a test may take
 THREADS = (1, 3, 4)

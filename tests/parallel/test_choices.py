@@ -27,7 +27,7 @@ from parallel_sgd import (
 )
 from parallel_sgd.command_line.train import command as train
 from parallel_sgd.command_line.train.reporting import print_choices
-from parallel_sgd.communication.job_environment import launched_rank
+from parallel_sgd.communication import launched_rank
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
 from parallel_sgd.exchange import (

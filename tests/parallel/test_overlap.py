@@ -23,7 +23,7 @@ from parallel_sgd import (
     Parameters,
     UserError,
 )
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 pytestmark = pytest.mark.messages
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from limits import patience
 
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 
 def test_links_of_ranks_that_are_started() -> None:

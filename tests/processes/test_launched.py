@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 APART = """
 import multiprocessing, os, sys

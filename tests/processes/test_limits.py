@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from limits import patience
 
-from parallel_sgd.communication.job_environment import without_launcher
+from parallel_sgd.communication import without_launcher
 
 TESTS = Path(__file__).parents[1]
 HELPERS = [

@@ -22,7 +22,6 @@ from limits import patience
 from test_launcher import MPICH, OPEN_MPI
 
 from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.job_environment import JOB
 from parallel_sgd.communication.liveness.rank_status import Status
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
@@ -89,7 +88,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         Path("play.json").write_text(json.dumps(steps))
         Path("starts").unlink(missing_ok=True)
         request = Request(RANKS, ("train.py",), **{"restarts": 5} | asked)
-        environ = {**os.environ, JOB: "this-job"}
+        environ = {**os.environ, launched.JOB: "this-job"}
 
         def launch(wanted: Request) -> Launch:
             command = (sys.executable, "mpiexec.py", str(wanted.ranks))

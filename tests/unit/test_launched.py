@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication import Communicator, default_timeout
-from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.entry_point import abort_on_error
-from parallel_sgd.communication.job_environment import (
-    launched_local_size,
+from parallel_sgd.communication import (
+    Communicator,
+    default_timeout,
     launched_rank,
     launched_size,
-    launcher_name,
     without_launcher,
 )
+from parallel_sgd.communication import job_environment as launched
+from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.liveness import abort, rank_process
 from parallel_sgd.communication.liveness import heartbeat as board
 from parallel_sgd.communication.liveness.abort import (
@@ -65,7 +64,7 @@ SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_P
     ],
 )
 def test_what_the_launcher_says(environ: dict[str, str], told: list[int | str | None]) -> None:
-    ask = (launched_size, launched_rank, launched_local_size, launcher_name)
+    ask = (launched_size, launched_rank, launched.launched_local_size, launched.launcher_name)
     assert [question(environ) for question in ask] == told
 
 

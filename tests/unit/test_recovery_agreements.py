@@ -12,8 +12,7 @@ from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.algorithms import exchange_state
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import simulate_recovery
+from parallel_sgd.communication import Communicator, simulate_recovery
 from parallel_sgd.exchange import plan
 
 RANKS, N, SAMPLES, MINIBATCH = 3, 1 << 17, 96, 12

@@ -10,7 +10,6 @@ import pytest
 from test_launcher import MPICH
 
 from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.job_environment import FOLDER, JOB, RESTART
 from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import restarts
 from parallel_sgd.launcher.hosts import read_hostfile
@@ -28,7 +27,7 @@ def test_a_job_that_slurm_requeues_is_known_without_our_launcher():
     assert (launched.job_name(environ), launched.restarts(environ)) == (None, 0)
     environ[launched.REQUEUE] = "1"
     assert (launched.job_name(environ), launched.restarts(environ)) == ("slurm-7", 2)
-    environ |= {JOB: "mine", launched.RESTART: "1"}
+    environ |= {launched.JOB: "mine", launched.RESTART: "1"}
     assert (launched.job_name(environ), launched.restarts(environ)) == ("mine", 1)
 
 
@@ -36,7 +35,7 @@ def test_the_newest_checkpoint_is_what_was_told_last():
     with Supervisor(3) as supervisor:
         assert supervisor.newest_checkpoint() is None
         for rank, name, seconds in ((0, "later", 2), (1, "earlier", 1)):
-            path = Path(supervisor.environ[FOLDER], f"{rank}.checkpoint")
+            path = Path(supervisor.environ[launched.FOLDER], f"{rank}.checkpoint")
             path.write_text(f"{name}\n")
             os.utime(path, (seconds, seconds))
         assert supervisor.newest_checkpoint() == "later"
@@ -55,13 +54,16 @@ def test_a_job_has_one_name_also_where_slurm_requeues_it():
     request = Request(2, ("x.py",), restarts=3, restart=2)
     assert job_variables(Request(2, ("x.py",)), {"SLURM_JOB_ID": "5"}) == {}
     slurm = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
-    name = job_variables(request, slurm)[JOB]
-    assert name.startswith("slurm-5-") and job_variables(request, slurm)[RESTART] == "3"
+    name = job_variables(request, slurm)[launched.JOB]
+    assert name.startswith("slurm-5-") and job_variables(request, slurm)[launched.RESTART] == "3"
     other = job_variables(replace(request, command=("y.py",)), slurm)
-    assert other[JOB] != name  # another command of the same script
-    assert job_variables(request, {JOB: "mine"}) == {JOB: "mine", RESTART: "2"}
+    assert other[launched.JOB] != name  # another command of the same script
+    assert job_variables(request, {launched.JOB: "mine"}) == {
+        launched.JOB: "mine",
+        launched.RESTART: "2",
+    }
     requeued = replace(request, restarts=0, restart=0, preempt_on="SIGUSR2", requeue=True)
-    assert job_variables(requeued, slurm) == {JOB: name, RESTART: "1"}
+    assert job_variables(requeued, slurm) == {launched.JOB: name, launched.RESTART: "1"}
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import simulate_recovery
+from parallel_sgd.communication import Communicator, simulate_recovery
 from parallel_sgd.data.sources.minibatches import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures import Failure, FailurePlan
+from failures import Failure, FailurePlan, SimulatedFailure
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simulate_recovery
+from parallel_sgd.communication import Communicator, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 from parallel_sgd.errors import PeerFailure
 from parallel_sgd.training.checkpoint.config import SharedClock

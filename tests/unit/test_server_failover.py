@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures import Failure, FailurePlan
+from failures import Failure, FailurePlan, SimulatedFailure
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import SimulatedFailure, simulate_recovery
+from parallel_sgd.communication import Communicator, simulate_recovery
 from parallel_sgd.communication.threads.endpoint import Mailbox
 
 RANKS, STEPS, BASE = 4, 12, 100

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.elastic.simulated import simulate_recovery
+from parallel_sgd.communication import Communicator, simulate_recovery
 
 SAMPLES, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = SAMPLES * EPOCHS

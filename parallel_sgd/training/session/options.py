@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...communication.job_environment import launched_size
+from ...communication import launched_size
 from ...communication.liveness.preemption import preempt_on
 from ...data import Dataset, Sequences, SequenceSource, as_dataset
 from ...data.sources.minibatches import MinibatchSize, checked_minibatch_size
