@@ -90,7 +90,7 @@ def test_by_default_it_ends_training(comm, what):
 
 def test_a_session_does_not_skip_for_ever(comm):
     policy = psgd.NotFinitePolicy(not_finite="skip", not_finite_most=0)
-    with pytest.raises(psgd.UserError, match="1 times in a row, and not_finite_most=0 of them"):
+    with pytest.raises(psgd.UserError, match="1 times in a row, and at most not_finite_most=0 minib"):
         spoiled(comm, "loss", not_finite=policy)
 
 

@@ -60,8 +60,8 @@ REASONS = {
     "command_line/train/model.py: spec_from_file_location": "--model FILE.py:FUNCTION is a program",
     "command_line/train/model.py: exec_module": "the same",
     "launcher/job.py: import ctypes": "prctl of the C library that Python itself runs on",
-    "communication/liveness/children.py: import ctypes": "the same",
-    "communication/liveness/children.py: CDLL": "the same",
+    "communication/liveness/rank_process.py: import ctypes": "the same",
+    "communication/liveness/rank_process.py: CDLL": "the same",
     "launcher/job.py: CDLL": "the same",
     "kernels/emitter.py: exec": "a text of this file's, with the name of a function of ours",
     "kernels/machine_code.py: FunctionCache": "Numba keeps its machine code beside Python's .pyc "

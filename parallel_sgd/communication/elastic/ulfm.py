@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy.typing as npt
 from mpi4py import MPI
 
 from ...errors import RanksLost
 from ..endpoint import Bytes, Endpoint, Header, Transfer
 from ..job_environment import requested_spares
-from ..liveness.children import kill_children_with_this_process
 from ..liveness.finish import CollectiveCounter, call_last
 from ..liveness.heartbeat import own
+from ..liveness.rank_process import kill_children_with_this_process
 from ..liveness.watchdog import Watchdog
 from ..mpi.communicator import MpiCommunicator, begin
 from ..mpi.endpoint import MpiEndpoint, MpiTransfer
@@ -106,17 +105,8 @@ class FailureCheckedCommunicator(MpiCommunicator):
 class UlfmEndpoint(MpiEndpoint):
     """Endpoint whose pending operations may be abandoned after a rank failure."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        peers: Sequence[int],
-        serving: bool,
-        watched: Watchdog,
-        world_ranks: Sequence[int],
-    ) -> None:
-        self._failed = False  # True after a rank failure
-        self._pending: list[MpiTransfer] = []
-        super().__init__(comm, peers, serving, watched, world_ranks)
+    _failed = False  # True after a rank failure
+    _pending: tuple[MpiTransfer, ...] = ()
 
     def _raise_rank_failure(self, error: MPI.Exception) -> None:
         try:
@@ -125,17 +115,8 @@ class UlfmEndpoint(MpiEndpoint):
             self._failed = True
             raise
 
-    def _transfer(
-        self,
-        peer: int,
-        requests: Sequence[MPI.Request],
-        arrays: Sequence[npt.NDArray[Any]],
-        *,
-        received: bool = False,
-    ) -> MpiTransfer:
-        transfer = super()._transfer(peer, requests, arrays, received=received)
-        self._pending = [transfer for transfer in self._pending if transfer.rest]
-        self._pending.append(transfer)
+    def _track(self, transfer: MpiTransfer) -> MpiTransfer:
+        self._pending = (*(pending for pending in self._pending if pending.rest), transfer)
         return transfer
 
     def listen(self, peer: int) -> None:

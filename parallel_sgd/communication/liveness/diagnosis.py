@@ -17,15 +17,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from ..phrases import in_words
 from ..stderr import write_stderr
-from . import heartbeat, mail
-from .abort import SCAFFOLD, user_location
+from . import finish, heartbeat
+from .abort import SCAFFOLD, end_job, print_labelled, user_location
 from .heartbeat import ANSWERING, Heartbeat
+from .rank_status import Status, report_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +39,7 @@ _SKIPPED = {*SCAFFOLD, __file__}
 
 ANSWERED_S = 1.5  #: a rank with a running watchdog thread has answered by then
 _SAME_CAUSE_S = 5.0  #: queries within this time have the same cause
+_ASKS_S = 0.5  #: shortest interval between two queries of a finished rank to a rank
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class StatusQuery:
         self._shown_s = float("-inf")  # when this rank last wrote or requested stacks
         self._answers: dict[int, StatusReport] = {}
         self._answered: dict[int, float] = {}
-        self._sending: list[mail.Sent] = []
+        self._sending: list[finish.Sent] = []
 
     def check_messages(self) -> None:
         """Receive queries and reports, and answer the queries."""
@@ -86,13 +88,13 @@ class StatusQuery:
 
     def _take_in(self, comm: MPI.Intracomm) -> None:
         self._sending = [sent for sent in self._sending if not sent[0].Test()]
-        for values in mail.received(comm, _ANSWER):
+        for values in finish.received(comm, _ANSWER):
             answer = StatusReport(**values)
             self._answers[answer.rank], self._answered[answer.rank] = answer, time.monotonic()
-        for asker, name, why in mail.received(comm, _QUESTION):
+        for asker, name, why in finish.received(comm, _QUESTION):
             if why:
                 self._show(f"rank {asker} {why}")
-            self._sending.append(mail.post(comm, vars(self._status_report(name)), asker, _ANSWER))
+            self._sending.append(finish.post(comm, vars(self._status_report(name)), asker, _ANSWER))
 
     def _status_report(self, name: str) -> StatusReport:
         wait, now = self._wait(), time.monotonic()
@@ -161,7 +163,7 @@ class StatusQuery:
         def ask(comm: MPI.Intracomm) -> None:
             for rank in ranks:
                 question = self._rank, name, why
-                self._sending.append(mail.post(comm, question, rank, _QUESTION))
+                self._sending.append(finish.post(comm, question, rank, _QUESTION))
 
         self._finish_protocol.with_comm(ask)
 
@@ -172,6 +174,72 @@ class StatusQuery:
     def latest(self, ranks: Iterable[int]) -> dict[int, StatusReport]:
         """Return the latest reports of these ranks, as far as received."""
         return {rank: self._answers[rank] for rank in ranks if rank in self._answers}
+
+
+class FinishWait:
+    """Queries the awaited ranks periodically.
+
+    The job ends if a rank does not respond within the status query's `timeout_s`. If the ranks
+    respond but have not finished after that time, this rank prints their names once.
+
+    Args:
+        status_query: sends the queries.
+        rank: this rank.
+
+    Local.
+    """
+
+    def __init__(self, status_query: StatusQuery, rank: int) -> None:
+        self._status_query, self._rank = status_query, rank
+        self._asked: dict[int, float] = {}
+        self._began_s: float | None = None
+        self._reported = False
+
+    def __call__(self, ranks: Collection[int]) -> None:
+        """Query the awaited ranks if due. Call often, from the start of the wait.
+
+        Args:
+            ranks: the awaited ranks.
+        """
+        self._status_query.check_messages()
+        now, timeout_s = time.monotonic(), self._status_query.timeout_s
+        self._began_s = self._began_s or now
+        silent = []
+        for rank in ranks:
+            asked, answered = self._asked.get(rank, 0.0), self._status_query.answered(rank)
+            if answered >= asked and now - asked > max(timeout_s / 4, _ASKS_S):
+                self._asked[rank] = now
+                self._status_query.ask([rank])
+            elif answered < asked and now - asked > timeout_s:
+                silent.append(rank)
+        if silent:
+            self._end(silent)
+        first = self._rank == (1 if 0 in ranks else 0)
+        if first and not self._reported and now - self._began_s > timeout_s:
+            self._reported = True
+            print_labelled(
+                "parallel_sgd: this rank has finished, and waits for "
+                f"{in_words([*ranks])} to finish"
+            )
+            self._print_missing(ranks, self._status_query.latest(ranks))
+
+    def _end(self, silent: Sequence[int]) -> None:
+        report_status(Status.LOST)
+        timeout_s = self._status_query.timeout_s
+        print_labelled(
+            f"parallel_sgd: this rank has finished, and waits for {in_words(silent)}, which "
+            f"{'has' if len(silent) == 1 else 'have'} not answered for timeout_s={timeout_s:g} s; "
+            "ending the job"
+        )
+        why = f"has finished, and waited more than {timeout_s:g} s since"
+        self._print_missing(silent, self._status_query.query_all("", why))
+        end_job(1)
+
+    def _print_missing(
+        self, ranks: Collection[int], answers: dict[int, StatusReport] | None
+    ) -> None:
+        for line in missing_in_words(ranks, answers, None):
+            print_labelled(f"parallel_sgd: {line}")
 
 
 def silent(now: float) -> list[Heartbeat]:

@@ -25,7 +25,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..backoff import Backoff
-from . import mail
 from .abort import running_mpi
 from .rank_process import is_rank
 from .rank_status import Status, limit_finalize_time, report_status
@@ -37,6 +36,9 @@ _TAG = 1
 _FORWARDED_EVERY_S = 1.0  #: interval between two forwards by rank 0
 ON_ITS_WAY_S = 2.0  #: longest time in flight of a message from a finished rank
 _LONGEST_SLEEP_S = 0.02  #: longest sleep of a finished rank between two checks
+
+Sent = tuple["MPI.Request", bytes]
+"""A pending send of a small message, and its buffer."""
 
 CollectiveCounts = Mapping[str, int]  #: number of collectives entered, by name of the communicator
 
@@ -121,7 +123,7 @@ class FinishProtocol:
         with self._using:
             if self._done:
                 return
-            for reports in mail.received(self._comm, _TAG):
+            for reports in received(self._comm, _TAG):
                 self._released |= reports is None
                 self._finished |= reports or {}
             if self._rank == 0 and time.monotonic() - self._forwarded_s > _FORWARDED_EVERY_S:
@@ -139,7 +141,7 @@ class FinishProtocol:
                 self._send(rank, new)
 
     def _send(self, rank: int, reports: Mapping[int, CollectiveCounts] | None) -> None:
-        self._sending.append(mail.post(self._comm, reports, rank, _TAG))
+        self._sending.append(post(self._comm, reports, rank, _TAG))
 
     def has_finished(self, rank: int) -> bool:
         """Return True if a world rank is known to have finished."""
@@ -265,3 +267,26 @@ class _Finalizer:
         if self._this_process() == self._process and not self._mpi.Is_finalized():
             # bounded: limit_finalize_time
             self._mpi.Finalize()
+
+
+def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
+    """Begin to send a value (see `serialization`)."""
+    from ..serialization import packed  # imported here: a launcher does not need NumPy
+
+    data = packed(item)
+    return comm.Isend(data, rank, tag), data
+
+
+def received(comm: MPI.Intracomm, tag: int) -> list[Any]:
+    """Return the values received with a tag so far."""
+    from mpi4py import MPI
+
+    from ..serialization import unpacked
+
+    items, status = [], MPI.Status()
+    while (message := comm.Improbe(tag=tag, status=status)) is not None:
+        data = bytearray(status.Get_count(MPI.BYTE))
+        # bounded: it is here, and short: it came whole
+        message.Recv(data)
+        items.append(unpacked(data))
+    return items

@@ -13,8 +13,11 @@ their launcher; Hydra gives no names, but a socket to each rank. Imports nothing
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
+import threading
 
 from ...errors import UserError
 from ..job_environment import (
@@ -29,8 +32,12 @@ from ..job_environment import (
 
 _HAS_WORLD = "has made the world"
 
+_PR_SET_PDEATHSIG = 1  #: Linux: a signal at the end of the forking thread
+
 _process: int | None = None  # the rank's process id, in the rank itself
 _closed_in_children: set[int] = set()
+_kills_children = False
+_forks: tuple[int, bool] = (0, False)  # the forking process; True if its main thread forks
 
 
 def claim() -> None:
@@ -101,6 +108,32 @@ def close_in_children(descriptor: int) -> None:
     _closed_in_children.add(descriptor)
 
 
+def kill_children_with_this_process() -> None:
+    """Kill later forks of this process's main thread when this process exits. Local.
+
+    Forks such as DataLoader workers hold the rank's standard output. Otherwise mpiexec would wait
+    for the forks of a killed rank, and a fault-tolerant job would never end.
+    """
+    global _kills_children
+    if not _kills_children:
+        _kills_children = True
+        prctl = ctypes.CDLL(None).prctl
+        os.register_at_fork(before=_note_fork, after_in_child=lambda: _follow(prctl))
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks = os.getpid(), threading.current_thread() is threading.main_thread()
+
+
+def _follow(prctl: ctypes._NamedFuncPointer) -> None:
+    parent, by_main_thread = _forks
+    if by_main_thread:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # the parent exited before prctl
+            os._exit(1)
+
+
 def _read_record() -> tuple[int | None, str]:
     """Return the recorded rank process and its progress; None if the record is of another job."""
     process, job, connection, state = (*os.environ.get(RANK_PROCESS, "").split("|"), *[""] * 4)[:4]
@@ -125,11 +158,11 @@ def _connection() -> str:
     return "" if descriptor is None else str(os.fstat(descriptor).st_ino)
 
 
-def _in_child() -> None:
+def _close_in_child() -> None:
     for descriptor in _closed_in_children:
         with contextlib.suppress(OSError):
             os.close(descriptor)
     _closed_in_children.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ from pathlib import Path
 
 from ..job_environment import ERRORS, FOLDER, fault_tolerant, launched_rank
 from ..stderr import write_stderr
-from .exit_notifier import ExitNotifier
 from .heartbeat import FILE, own
 from .rank_process import close_in_children, is_rank
 
@@ -51,6 +51,16 @@ class Status(StrEnum):
 
 
 END_STATUSES = Status.FINISHED, Status.FAILED, Status.LOST, Status.PREEMPTED
+
+#: Program of the notifier. Its stdin is closed when the rank exits.
+_NOTIFIER = """
+import sys
+sys.stdin.read()
+try:
+    open(sys.argv[1], "w").close()
+except OSError:  # the job is over, and the folder not there any more
+    pass
+"""
 
 #: Lowest descriptor for the pipe. An exiting process closes its highest descriptors first, so the
 #: pipe before the connection to mpiexec, which then ends all ranks.
@@ -199,3 +209,29 @@ def _write(what: str, text: str) -> bool:
             os.write(_pipe, line)
             return True
     return False
+
+
+class ExitNotifier:
+    """Makes a file when this process exits, by a small process beside the rank.
+
+    For a rank on a remote host, before recovery is possible: the launcher cannot see the rank's
+    process, and MPI does not end the wait of the remaining ranks in MPI_Init.
+
+    Args:
+        place: path of the file.
+
+    Local. Cost: a bare interpreter, some 10 ms in the background.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _NOTIFIER, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def stop(self) -> None:
+        """Stop the notifier: from now on the exit of this process needs no report."""
+        self._process.kill()
+        # bounded: it has been sent SIGKILL
+        self._process.communicate()

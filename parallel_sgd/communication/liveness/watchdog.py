@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from ..phrases import waiting_for_finished
 from ..stderr import write_stderr
 from .abort import GRACE_S, user_location
-from .diagnosis import StatusQuery, missing_in_words, silent, stack_lines
+from .diagnosis import FinishWait, StatusQuery, missing_in_words, silent, stack_lines
 from .finish import ON_ITS_WAY_S, CollectiveCounter, FinishProtocol, check_messages
-from .finish_wait import FinishWait
 from .heartbeat import own
 from .rank_status import Status, report_status
 

@@ -89,17 +89,11 @@ class MpiEndpoint(Endpoint):
     def receive(self, peer: int, body: Bytes) -> Transfer:
         pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
-        return self._transfer(peer, requests, pieces, received=True)
+        transfer = MpiTransfer(peer, requests, pieces, self._raise_rank_failure, received=True)
+        return self._track(transfer)
 
-    def _transfer(
-        self,
-        peer: int,
-        requests: Sequence[MPI.Request],
-        arrays: Sequence[npt.NDArray[Any]],
-        *,
-        received: bool = False,
-    ) -> MpiTransfer:
-        return MpiTransfer(peer, requests, arrays, self._raise_rank_failure, received=received)
+    def _track(self, transfer: MpiTransfer) -> MpiTransfer:
+        return transfer
 
     def next_body_length(self, peer: int) -> int:
         here = self._next_piece(peer) or 0
@@ -129,7 +123,8 @@ class MpiEndpoint(Endpoint):
         pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return self._transfer(peer, requests, [*pieces, header])
+        transfer = MpiTransfer(peer, requests, [*pieces, header], self._raise_rank_failure)
+        return self._track(transfer)
 
     def close(self) -> None:
         for peer, place in self._places.items():

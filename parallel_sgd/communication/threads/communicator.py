@@ -21,8 +21,7 @@ from ..liveness.watchdog import REPORT_PROBLEM_AFTER_S
 from ..messages import Array, Messages
 from ..phrases import different_calls, in_words, waiting_for_finished
 from ..timeouts import TIMEOUT_S, checked_timeout
-from .endpoint import Mailbox, ThreadEndpoint
-from .messages import ThreadMessages
+from .endpoint import Mailbox, ThreadEndpoint, ThreadMessages
 
 Result = TypeVar("Result")
 

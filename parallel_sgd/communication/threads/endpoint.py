@@ -1,4 +1,4 @@
-"""Requests and replies between ranks as threads of a process."""
+"""Messages between ranks as threads of a process: requests and replies, and arrays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any, cast
 from ...errors import RankFailed, RanksLost, UserError
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
 from ..liveness.finish import ON_ITS_WAY_S
+from ..messages import Array, Messages, Then
 from ..phrases import waiting_for_finished
 
 Key = tuple[int, int, int]  #: sender, receiver, tag
+
+FIRST_TAG = 100  #: first tag of array messages, above the tags of endpoints
 
 
 class Mailbox:
@@ -195,3 +198,44 @@ class _Received:
                     raise OtherLength
                 self._body[...] = sent
         return self._ended
+
+
+class ThreadMessages(MailboxWaits, Messages):
+    """Messages of a thread. Sent arrays are copied, so a send completes at once."""
+
+    def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
+        super().__init__(mailbox, rank, timeout_s)
+        self._sent: list[Then] = []
+        self._receives: list[tuple[Key, Array, Then]] = []
+
+    def watched(self, name: str) -> AbstractContextManager[None]:
+        return self._waiting(name)
+
+    def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._mailbox.put((self.rank, peer, FIRST_TAG + tag), array)
+        self._sent.append(then)
+
+    def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._receives.append(((peer, self.rank, FIRST_TAG + tag), array, then))
+
+    def progress(self) -> bool:
+        ended, self._sent = self._sent, []
+        waiting = []
+        for key, array, then in self._receives:
+            sent = self._mailbox.take(key)
+            if sent is None:
+                waiting.append((key, array, then))
+                continue
+            assert sent.nbytes <= array.nbytes, "a message is longer than expected"
+            array[: sent.size] = sent
+            ended.append(then)
+        self._receives = waiting
+        for call in ended:
+            call()
+        if not ended:
+            self._check_timeout(peer for (peer, _, _), _, _ in self._receives)
+        return bool(ended)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._sent) + len(self._receives)
