@@ -47,7 +47,7 @@ def _require_no_mask(name: str, values: np.ma.MaskedArray[Any, Any]) -> None:
         where = "".join(f"[{int(i)}]" for i in places[0])
         raise UserError(
             f"{name} has {len(places)} masked values, the first at {where}: must have none: fill "
-            "them, or leave their samples out"
+            "the values in, or remove their samples"
         )
 
 
@@ -61,6 +61,6 @@ def require_one_index(before: str, x: Any, y: Any) -> None:
     of_y: Any = getattr(y, "index", None)
     if hasattr(of_x, "equals") and hasattr(of_y, "equals") and not of_x.equals(of_y):
         raise UserError(
-            f"{before}x and y must have one index, in one order: bring them together by it, or "
-            "give arrays (to_numpy()) where it means nothing"
+            f"{before}x and y must have the same index in the same order: align x and y by "
+            "the index, or give arrays (to_numpy()) if the index has no meaning"
         )

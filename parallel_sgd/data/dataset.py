@@ -164,7 +164,7 @@ class Arrays(Dataset):
             check_numbers(array_name, array)
         if len(self.x) != len(self.y):
             raise UserError(
-                f"{before}x and y must have one length: {len(self.x)} and {len(self.y)}"
+                f"{before}x and y must have equal lengths: {len(self.x)} and {len(self.y)}"
             )
         self._find_mapped()
 
@@ -331,7 +331,5 @@ def samples_to_test(test: int | float, samples: int) -> int:
     else:
         wanted = integer("test", test, 0)
     if not 0 < wanted < samples:
-        raise UserError(
-            f"test={test!r} must leave at least one of {samples} samples on either side"
-        )
+        raise UserError(f"test={test!r} must leave at least one of {samples} samples in each part")
     return wanted

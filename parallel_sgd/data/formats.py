@@ -204,8 +204,8 @@ def load_train_test(
     else:
         train, test_data = _load(name, path, labels, options).split(test, seed=seed)
     if say is not None:
-        rest = f"; left out: {', '.join(map(str, skipped))}" if skipped else ""
-        say(f"to train on: {train!r}; to test on: {test_data!r}{rest}")
+        rest = f"; skipped: {', '.join(map(str, skipped))}" if skipped else ""
+        say(f"training data: {train!r}; test data: {test_data!r}{rest}")
     return train, test_data
 
 
@@ -264,7 +264,7 @@ def _format_of(path: PathLike, format: str | None) -> tuple[str, Path]:
 def _load(name: str, path: PathLike, labels: PathLike | None, options: dict[str, Any]) -> Dataset:
     reader = FORMATS[name].load
     if reader is None:
-        raise UserError(f"{path} must be a folder of data to train and to test on, in {name} files")
+        raise UserError(f"{path} must be a folder of training and test data, in {name} files")
     if not FORMATS[name].labels:
         _require_no_labels(name, path, labels)
         _require_options(name, reader, options)
@@ -272,10 +272,12 @@ def _load(name: str, path: PathLike, labels: PathLike | None, options: dict[str,
     if labels is None:
         raise UserError(f"{path} needs labels: the {name} file of y")
     if not FORMATS[name].matches(checked_path("labels", labels, "file")):
-        raise UserError(f"labels={shown(labels)} must be named as the {name} file of x, {path}, is")
+        raise UserError(f"labels={shown(labels)} must be named like the {name} file of x, {path}")
     kinds = {named(Path(one).stem).kind for one in (path, labels)} - {""}
     if len(kinds) > 1:
-        raise UserError(f"labels={shown(labels)} is of another part of the data than {path}")
+        raise UserError(
+            f"labels={shown(labels)} belongs to a different part of the data than {path}"
+        )
     _require_options(name, reader, options)
     return reader(path, labels, **options)
 
@@ -294,4 +296,4 @@ def _require_options(name: str, reader: Callable[..., Any], options: dict[str, A
     for option, value in options.items():
         if option not in known:
             which = f"it has {', '.join(known)}" if known else "it has none"
-            raise UserError(f"{option}={shown(value)} is no option of {name} data: {which}")
+            raise UserError(f"{option}={shown(value)} is not an option of {name} data: {which}")

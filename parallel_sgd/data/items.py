@@ -40,7 +40,7 @@ class Items(Dataset):
         try:
             return len(self.items)
         except Exception as error:
-            raise UserError(f"the number of items cannot be told: {_error_text(error)}") from error
+            raise UserError(f"the number of items is not known: {_error_text(error)}") from error
 
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
@@ -71,7 +71,8 @@ class Items(Dataset):
         if integers != same:  # it would depend on the minibatch whether y is int64
             kinds = {True: "whole numbers", False: "floats"}
             raise UserError(
-                f"y[{index}] holds {kinds[integers]}, and y[{first}] {kinds[same]}: must be alike"
+                f"y[{index}] holds {kinds[integers]}, and y[{first}] {kinds[same]}: must be of "
+                "one kind"
             )
         return x, y
 
@@ -106,7 +107,7 @@ def as_dataset(x: Any, y: Any = None) -> Dataset:
     if isinstance(x, Dataset):
         if y is not None:
             raise UserError(
-                f"y must not be given beside a data set, which has its own: it is {kind_of(y)}"
+                f"y must not be given with a data set, which has its own: it is {kind_of(y)}"
             )
         return x
     if isinstance(x, np.ndarray) or y is not None:

@@ -31,7 +31,7 @@ class Joined(Dataset):
 
     def __init__(self, datasets: Sequence[Dataset], *, name: str = "") -> None:
         if not isinstance(datasets, Iterable):
-            raise UserError(f"datasets={shown(datasets)} must be at least one data set, in a list")
+            raise UserError(f"datasets={shown(datasets)} must be a list of at least one data set")
         self.datasets = tuple(
             require_dataset(f"datasets[{i}]", dataset) for i, dataset in enumerate(datasets)
         )
@@ -79,9 +79,9 @@ class Joined(Dataset):
             if part.shape[1:] != parts[0].shape[1:] or part.dtype.kind != parts[0].dtype.kind:
                 first = self.datasets[where[0][0]]
                 raise UserError(
-                    f"{name} must be alike in all data sets: {list(part.shape[1:])} {part.dtype} "
-                    f"in {self.datasets[number]!r}, {list(parts[0].shape[1:])} {parts[0].dtype} "
-                    f"in {first!r}"
+                    f"{name} must have the same shape and type in all data sets: "
+                    f"{list(part.shape[1:])} {part.dtype} in {self.datasets[number]!r}, "
+                    f"{list(parts[0].shape[1:])} {parts[0].dtype} in {first!r}"
                 )
         if len(parts) == 1:
             return parts[0]

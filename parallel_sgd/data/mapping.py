@@ -68,8 +68,7 @@ class Mapping:
         size = self.pages.size()
         if size < self.end:
             raise UserError(
-                f"{name} has been cut while it is read: its file has {size} bytes left of the "
-                f"{self.end} that it had"
+                f"{name} was truncated while in use: its file has {size} bytes left of {self.end}"
             )
 
     def require_unchanged(self, name: str) -> None:

@@ -160,7 +160,7 @@ class SequenceArrays(Sequences):
             if self._y.ndim == 0:
                 raise UserError(f"y must have one row for each sequence: it is {kind_of(y)}")
         if len(self._y) != len(self._x):
-            raise UserError(f"x and y must have one length: {len(self._x)} and {len(self._y)}")
+            raise UserError(f"x and y must have equal lengths: {len(self._x)} and {len(self._y)}")
 
     def read(
         self,
@@ -194,7 +194,7 @@ def as_sequences(x: Any, y: Any = None) -> Sequences:
         return SequenceArrays(x, y)
     if y is not None:
         raise UserError(
-            f"y must not be given beside sequences, which have their own: it is {kind_of(y)}"
+            f"y must not be given with sequences, which have their own: it is {kind_of(y)}"
         )
     return x
 
@@ -237,7 +237,7 @@ def _checked_arrays(name: str, rows: Any) -> list[Array]:
         UserError: shapes or dtypes differ, or a sequence is empty.
     """
     if isinstance(rows, str | bytes) or not hasattr(rows, "__len__") or len(rows) == 0:
-        raise UserError(f"{name} must be a list of arrays, at least one: it is {kind_of(rows)}")
+        raise UserError(f"{name} must be a list of at least one array: it is {kind_of(rows)}")
     arrays: list[Array] = []
     for index, row in enumerate(rows):
         array = as_array(f"{name}[{index}]", row)

@@ -33,6 +33,6 @@ def require_deflatable(what: str, size: int, compressed: int) -> None:
     """Raise a UserError if so many compressed bytes cannot expand to the declared size."""
     if size > MOST_DEFLATED * compressed + 64:
         raise UserError(
-            f"{what} is not well-formed: it claims {size} bytes, which its {compressed} "
-            "compressed ones cannot hold"
+            f"{what} is not well-formed: it declares {size} bytes, more than its "
+            f"{compressed} compressed bytes can hold"
         )

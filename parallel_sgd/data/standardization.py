@@ -56,7 +56,7 @@ class Standardization:
         """
         require_dataset("train", train)
         if not len(train):
-            raise UserError(f"{train!r} has no samples to standardize by")
+            raise UserError(f"{train!r} has no samples to compute a standardization of")
         shape = _floats(train, np.arange(0)).shape[1:]
         parts = min(max(MOST_BYTES // (8 * MOMENTS * max(math.prod(shape), 1)), 1), PARTS)
         bounds = np.linspace(0, len(train), parts + 1).astype(np.int64)
@@ -94,8 +94,8 @@ class Standardization:
         """Standardize samples of a data set as `apply` does; errors name their `indexes`. Local."""
         if x.shape[1:] != self.mean.shape:
             raise UserError(
-                f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as those "
-                "that the standardization was computed of"
+                f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as in "
+                "the data of the standardization"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (x - self.mean) / self.scale
@@ -141,7 +141,7 @@ def read_standardization(path: str | os.PathLike[str]) -> Standardization | None
     both = mean.dtype == scale.dtype == np.float64 and mean.shape == scale.shape
     if not (both and np.isfinite(mean).all() and np.isfinite(scale).all() and (scale > 0).all()):
         raise UserError(
-            f"{file} must hold float64 mean and scale of one shape, finite, and the scale above 0"
+            f"{file} must hold finite float64 mean and scale of equal shape, and the scale above 0"
         )
     return Standardization(mean, scale)
 
@@ -173,7 +173,7 @@ class Standardized(Wrapped):
 def _floats(dataset: Dataset, indexes: Array) -> Array:
     x, _ = dataset.read(indexes, dtype=np.float64)
     if x.dtype.kind != "f":
-        raise UserError(f"{dataset!r} has ids for x, {x.dtype}: they cannot be standardized")
+        raise UserError(f"{dataset!r} has ids for x, {x.dtype}: ids cannot be standardized")
     return x
 
 

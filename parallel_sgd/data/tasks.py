@@ -58,7 +58,7 @@ def task_of(data: Dataset, task: str | None = None, classes: int | None = None) 
     if task is not None:
         task = choice("task", task, TASKS)
     if not len(data):
-        raise UserError(f"{data!r} has no samples to tell what is to be learned")
+        raise UserError(f"{data!r} has no samples to infer the task of")
     _, y = data.read(np.zeros(1, np.int64), dtype=None)
     whole, shape = y.dtype.kind in "iu", y.shape[1:]
     if task is None:
@@ -111,10 +111,12 @@ def count_classes(data: Dataset, classes: int | None = None) -> int:
     if classes is not None:
         return classes
     if largest < 0:
-        raise UserError(f"{data.y_name} holds no labels to tell the number of classes: give it")
+        raise UserError(
+            f"{data.y_name} holds no labels to count classes of: give the number of classes"
+        )
     if largest >= len(data):
         raise UserError(
             f"{data.y_name}{where} = {largest} would make {largest + 1} classes of {len(data)} "
-            f"samples: give --classes {largest + 1} if it is meant"
+            f"samples: give --classes {largest + 1} if that is right"
         )
     return largest + 1

@@ -60,7 +60,7 @@ def require_same(name: str, before: Identity, now: Identity) -> None:
     if now == before:
         return
     if now[:2] != before[:2]:
-        how = "another file has its name now"
+        how = "another file now has its name"
     elif now.size != before.size:
         how = f"it has {now.size} bytes, and had {before.size}"
     else:

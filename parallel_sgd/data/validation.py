@@ -29,7 +29,7 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
         real = np.dtype(object)
     if real.kind != "f":
         raise UserError(
-            f"dtype={shown(dtype)} must be a float type, or None to keep the data's own"
+            f"dtype={shown(dtype)} must be a float type, or None to keep the stored type"
         )
     return real
 

@@ -127,7 +127,7 @@ class Model(ABC):
         if len(x) == 0:
             raise UserError("evaluate needs at least one sample: x is empty")
         if len(x) != len(y):
-            raise UserError(f"x and y must have one length: {len(x)} and {len(y)}")
+            raise UserError(f"x and y must have equal lengths: {len(x)} and {len(y)}")
         sums: Any = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for begin in range(0, len(x), batch):
@@ -154,7 +154,7 @@ class Model(ABC):
         xp = array_module(self.parameters.flat)
         x = self._checked(xp.asarray(x, dtype=self.parameters.dtype))
         if y.ndim and len(x) != len(y):
-            raise UserError(f"x and y must have one length: {len(x)} and {len(y)}")
+            raise UserError(f"x and y must have equal lengths: {len(x)} and {len(y)}")
         y = self.loss.checked(y, self.outputs, first)
         return x, xp.asarray(y, dtype=None if self.loss.labels else self.parameters.dtype)
 

@@ -351,5 +351,7 @@ def test_a_source_gives_whole_minibatches_until_its_end(on_ranks, apart):
 @pytest.mark.filterwarnings("ignore:servers=0")
 def test_own_data_are_refused(comm):
     learner = learner_of(comm, asynchronous(servers=0, distributed_after=9), SGD(lr=0.1))
-    with pytest.raises(UserError, match=r"^distributed_after must be 0 where each rank has data"):
+    with pytest.raises(
+        UserError, match=r"^distributed_after must be 0 if each rank has separate data"
+    ):
         next(iter(RankSource(*numbered(9), comm.size).minibatches(learner)))

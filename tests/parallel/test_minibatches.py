@@ -307,6 +307,8 @@ def test_an_epoch_that_waits_for_its_steps_is_not_given_again(comm):
     source = Source(*numbered(8 * comm.size), 4 * comm.size)
     list(source.epoch(0, learner))
     for again in (source.epoch(0, learner), source.minibatches(learner)):
-        with pytest.raises(SharedError, match=r"^epoch 0 has been given already, and \d+ samples"):
+        with pytest.raises(
+            SharedError, match=r"^epoch 0 has been issued already, and \d+ of its samples"
+        ):
             next(again)
         list(source.epoch(0, learner))

@@ -172,8 +172,8 @@ TABLE: dict[str, Row] = {
     "npz, compressed": Row(
         archive(np.savez_compressed), "npz", "memory", "is not a well-formed .npz file"
     ),
-    "idx": Row(idx(""), "idx", "open", "is no IDX file", fewest=5),
-    "idx, compressed": Row(idx(".gz"), "idx", "memory", "is no IDX file"),
+    "idx": Row(idx(""), "idx", "open", "is not an IDX file", fewest=5),
+    "idx, compressed": Row(idx(".gz"), "idx", "memory", "is not an IDX file"),
     "parquet": Row(
         columns_named("d.Parquet"),
         "parquet",
@@ -190,7 +190,7 @@ TABLE: dict[str, Row] = {
         columns_named("d.feather"),
         "arrow",
         "closed",
-        "is (not a well-formed|no Arrow file)",
+        "is not (a well-formed|an Arrow file)",
         {"most_bytes": 100},
         TABLE_OPTIONS,
         broken=(b"ARROW1\0\0", b"nothing at all, but longer than 8 bytes"),
@@ -225,17 +225,17 @@ TABLE: dict[str, Row] = {
     ),
     "cifar10": Row(
         cifar("data_batch_1.bin", 1), "cifar10", "open",
-        "must be records of 3,073 bytes, as of CIFAR-10: it has none", scale=255,
+        "must be records of 3,073 bytes, as in CIFAR-10: it has none", scale=255,
         fewest=0,
     ),
     "cifar100": Row(
         cifar("train.bin", 2), "cifar100", "open",
-        "must be records of 3,074 bytes, as of CIFAR-100: it has none",
+        "must be records of 3,074 bytes, as in CIFAR-100: it has none",
         {"label": "coarse", "format": "cifar100"},
         ("label",), scale=255, fewest=0,
     ),
     "images": Row(
-        images("bmp"), "images", "closed", "is no image that can be read",
+        images("bmp"), "images", "closed", "is not a readable image",
         known=("size", "colour", "names"), scale=255, exact=False, fewest=1,
         both=data.image_folders,
         package=("PIL.Image", "images"),

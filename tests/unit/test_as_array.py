@@ -129,7 +129,5 @@ def test_rows_that_are_in_another_order_by_their_index_are_refused():
     x = Series([[1.0], [2], [3]], [7, 8, 9])
     assert len(data.Source(x, Series([0, 1, 0], [7, 8, 9])).dataset) == 3
     assert len(data.Source(x, np.array([0, 1, 0])).dataset) == 3
-    with pytest.raises(
-        UserError, match=r"^x and y must have one index, in one order: bring them to"
-    ):
+    with pytest.raises(UserError, match=r"^x and y must have the same index in the same order"):
         data.Source(x, Series([0, 1, 0], [9, 8, 7]))

@@ -74,7 +74,7 @@ def test_the_library_is_split_as_for_windows():
         assert len(sequences) == (len(windows) - 1) // 16
         predicted = windows.arrays(dtype=None)[1]
         assert (sequences.arrays()[1].ravel() == predicted[1 : len(sequences) * 16 + 1]).all()
-    with pytest.raises(UserError, match=r"context=9999 must be less than .* on: \d+ and \d+"):
+    with pytest.raises(UserError, match=r"context=9999 must be less than .* data: \d+ and \d+"):
         library_sequences(9999, most_bytes=20_000)
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_one_line(folder):
         ("suffixes='.txt' must be a collection of texts", folder, {"suffixes": ".txt"}),
         ("folder=5 must be the path of a folder", 5, {}),
         ("test=1 must be a finite number, at least 0 and less than 1", folder, {"test": 1}),
-        ("context=1 must be less than .* on: 10 and 0", folder, {"test": 0}),
+        ("context=1 must be less than .* data: 10 and 0", folder, {"test": 0}),
         ("context=0 must be a whole number", folder, {"context": 0}),
     ]:
         with pytest.raises(UserError, match=message) as caught:

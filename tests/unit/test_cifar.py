@@ -67,7 +67,7 @@ def test_a_folder_without_a_test_file_is_training_data(folder, tmp_path):
         parts = data.load_train_test(folder, format=name, test=1, **options)
         assert [*map(len, parts)] == [samples - 1, 1]
     (tmp_path / "test.bin").write_bytes(records(3, 1, labels=2).tobytes())
-    with pytest.raises(UserError, match="holds data to train on and data to test on"):
+    with pytest.raises(UserError, match="holds training data and test data"):
         data.load(folder, format="cifar100")
     assert [*map(len, data.load_train_test(folder, format="cifar100"))] == [10, 3]
 
@@ -97,7 +97,7 @@ def test_what_is_not_of_whole_records_is_refused(folder):
         (b"", "it has none"),
     ]:
         path.write_bytes(content)
-        line = f"^{path} must be records of 3,073 bytes, as of CIFAR-10: {where}$"
+        line = f"^{path} must be records of 3,073 bytes, as in CIFAR-10: {where}$"
         with pytest.raises(UserError, match=line):
             data.cifar10(folder)
     path.unlink()
@@ -111,10 +111,12 @@ def test_joined_data_sets_must_be_alike():
 
     both = data.Joined([some((2,), [0, 1, 2]), some((3,), [0, 1, 2])])
     both.read(np.array([0, 1]))
-    with pytest.raises(UserError, match=r"^x must be alike in all data sets: \[3\] float32"):
+    with pytest.raises(
+        UserError, match=r"^x must have the same shape and type in all data sets: \[3\] float32"
+    ):
         both.read(np.array([0, 4]))
     both = data.Joined([some((2,), [0, 1, 2]), some((2,), [0.5, 1, 2])])
-    with pytest.raises(UserError, match=r"^y must be alike in all data sets"):
+    with pytest.raises(UserError, match=r"^y must have the same shape and type in all data sets"):
         both.arrays()
     with pytest.raises(UserError, match="must be at least one data set"):
         data.Joined([])

@@ -238,12 +238,12 @@ def test_wrong_columns_are_refused_with_the_nearest_name(tmp_path, form):
     with pytest.raises(UserError, match=r"^y must name a column of .*: it has \['a'\]"):
         FORMATS[form](path)
     with pytest.raises(
-        UserError, match=r"^x must name columns of .*: it has none beside y=\['a'\]"
+        UserError, match=r"^x must name columns of .*: it has none except y=\['a'\]"
     ):
         FORMATS[form](path, y="a")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["y", "y"])
     write_columns(path, twice)
-    with pytest.raises(UserError, match=r"^y='y' of .* is there twice"):
+    with pytest.raises(UserError, match=r"^y='y' of .* occurs twice"):
         FORMATS[form](path)
 
 

@@ -95,33 +95,37 @@ def test_names_of_rows_are_no_feature(written, first):
         ("a,y\n1,0\nnan,1\n", {}, "line 3: column 'a' is missing ('nan'): must be a number"),
         ("a,y\n1,0\n2,\n", {}, "line 3: column 'y' is missing"),
         ("a,y\n1,0\n2,?\n", {}, "line 3: column 'y' is missing ('?')"),
-        ("a,y\n1,0\nx,1\n", {}, "line 3: column 'a' is 'x': must be a number, or the column left"),
+        ("a,y\n1,0\nx,1\n", {}, "line 3: column 'a' is 'x': must be a number, or the column excl"),
         ("a,y\n1_0,0\n", {}, "line 2: column 'a' is '1_0': must be a number"),
-        ("a,y\n1,0\n2,b\n", {}, "line 3: column 'y' is 'b': must be a number, as '0' is, or all m"),
+        ("a,y\n1,0\n2,b\n", {}, "line 3: column 'y' is 'b': must be a number, as '0' is, or all c"),
         ("a,y\ntrue,0\n2,0\n", {}, "line 2: column 'a' is 'true': must be a number"),
         ("a,y\n1,0\n\n2\n", {}, "line 4: 1 cells: must be 2, as in line 1"),
         ("a,y\n1,0,\n", {}, "line 2: 3 cells: must be 2, as in line 1"),
-        ("a,y\n1,b\n2,c\n", {"names": ["b"]}, "line 3: column 'y' is 'c': must be of ['b']"),
+        ("a,y\n1,b\n2,c\n", {"names": ["b"]}, "line 3: column 'y' is 'c': must be one of ['b']"),
         ("a,y\n1,b\n", {"names": "b"}, "names='b' must be a list of names"),
         ("a,y\n1,0\n", {"y": ["y"], "names": ["0"]}, "names=['0'] has no effect without a single"),
-        ("a,a,y\n1,2,0\n", {}, "x='a' of {} is there twice"),
-        ("a,y\n1,0\n", {"x": "b"}, "x='b' is no column of {}"),
+        ("a,a,y\n1,2,0\n", {}, "x='a' of {} occurs twice"),
+        ("a,y\n1,0\n", {"x": "b"}, "x='b' is not a column of {}"),
         ("a,b\n1,0\n", {}, "y must name a column of {}, which has no 'y' or 'label' or 'target'"),
         ("a,y\n1,0\n", {"y": 1.5}, "y=1.5 must be the name of a column"),
         ("a,y\n1,0\n", {"delimiter": "::"}, "delimiter='::' must be one character"),
         ("a,y\n1,0\n", {"delimiter": '"'}, "must not be a quote"),
         ("a,y\n1,0\n", {"header": "no"}, "header='no' must be one of"),
         ("", {}, "{} must begin with the names of its columns: it is empty"),
-        ('a,y\n"1,0\n', {}, "{} is no well-formed CSV file in UTF-8, after line 1: unexpected end"),
+        (
+            'a,y\n"1,0\n',
+            {},
+            "{} is not a well-formed CSV file in UTF-8, after line 1: unexpected end",
+        ),
         (
             b"a,y\n\xff,0\n",
             {},
-            "{} is no well-formed CSV file in UTF-8, after line 0: 'utf-8' codec",
+            "{} is not a well-formed CSV file in UTF-8, after line 0: 'utf-8' codec",
         ),
         (
             "a,y\n" + "9" * 200_000 + ",0\n",
             {},
-            "{} is no well-formed CSV file in UTF-8, after line ",
+            "{} is not a well-formed CSV file in UTF-8, after line ",
         ),
     ],
 )
@@ -142,10 +146,12 @@ def test_folders_and_parts_share_columns_and_classes(written, tmp_path):
     train, test = data.load_train_test(tmp_path / "two")
     assert train.names == test.names == ("cat", "dog", "owl")
     assert test.arrays()[0].tolist() == [[1, 2]] * 2 and test.arrays()[1].tolist() == [1, 2]
-    with pytest.raises(UserError, match=r"data.load_train_test gives both"):
+    with pytest.raises(UserError, match=r"data.load_train_test opens both"):
         data.load(tmp_path / "two")
     written("a,b,y\n1,2,cow\n", "two/my_test.csv")
-    with pytest.raises(UserError, match=r"my_test.csv, line 2: column 'y' is 'cow': must be of"):
+    with pytest.raises(
+        UserError, match=r"my_test.csv, line 2: column 'y' is 'cow': must be one of"
+    ):
         data.load_train_test(tmp_path / "two")
     (tmp_path / "two" / "photos").mkdir()
     assert not data.FORMATS["csv"].matches(tmp_path / "two")  # labels of images, say
@@ -164,7 +170,7 @@ def test_train_py_takes_columns_by_name(written):
     options, _, _ = read(["--data", str(path), "--x", "a", "c", "--y", "price"])
     found = read_data(options)
     assert found.train.read(np.arange(3))[0].shape == (3, 2) and found.task.name == "regression"
-    assert found.sources.startswith("regression, to train on: Subset(8 samples of CSVTable(")
+    assert found.sources.startswith("regression, training data: Subset(8 samples of CSVTable(")
     options, _, _ = read(["--data", str(path), "--x", "a", "--y", "b", "c"])
     assert read_data(options).train.read(np.arange(3))[1].shape == (3, 2)
     with pytest.raises(UserError, match="reader='y=c': --y gives the same already"):

@@ -207,12 +207,12 @@ def test_ranks_with_their_own_data_refuse_what_cannot_work():
     two = Learner(Comm(0, 2))
     for message, learner, options in [
         (
-            "minibatch_size=1 must be one number, at least that of the ranks, 2",
+            "minibatch_size=1 must be one number, at least the number of ranks, 2",
             two,
             {"minibatch_size": 1},
         ),
         ("distributed_after must be 0", Learner(distributed=False), {}),
-        ("leave out --survive", Learner(Comm(0, 2, fault_tolerant=True)), {}),
+        ("run without --survive", Learner(Comm(0, 2, fault_tolerant=True)), {}),
         (
             r"minibatch_size=64: no minibatch of these ranks begins after 3 samples",
             Learner(samples=3),
@@ -303,7 +303,7 @@ def test_classes_are_counted_by_the_largest_label(monkeypatch):
     for message, labels, classes in [
         (
             r"^d.npz: y\[6\] = 1000000000 would make 1000000001 classes of 11 samples: "
-            r"give --classes 1000000001 if it is meant$",
+            r"give --classes 1000000001 if that is right$",
             stray,
             None,
         ),

@@ -89,7 +89,7 @@ def test_file_errors_name_the_file(tmp_path):
         header = {"descr": "<f4", "fortran_order": False, "shape": (0, 2**70)}
         np.lib.format.write_array_header_1_0(file, header)
     for names, message in [
-        (["x.npy", "y.npy"], r"y.npy: x and y must have one length: 3 and 4"),
+        (["x.npy", "y.npy"], r"y.npy: x and y must have equal lengths: 3 and 4"),
         (["a.npz"], r"a.npz must hold arrays x and y: it holds \['x', 'z'\]"),
         (["x.npy", "pipe.npy"], r"pipe.npy must be a regular file: it is a pipe"),
         (["text.npz"], "text.npz: y must hold plain numbers: it has dtype <U1"),
@@ -114,7 +114,7 @@ def test_a_compressed_file_that_claims_too_much_is_refused(tmp_path, claimed):
         archive.writestr("y.npy", head.getvalue())
     message = "is truncated"
     if claimed == "in the archive too":
-        content, message = path.read_bytes(), "claims 4294967294 bytes, which its"
+        content, message = path.read_bytes(), "declares 4294967294 bytes, more than its"
         size = struct.pack("<L", len(head.getvalue()) + (1 << 16))
         assert content.count(size) >= 2
         path.write_bytes(content.replace(size, struct.pack("<L", 2**32 - 2)))
@@ -137,7 +137,7 @@ def test_bad_arguments_are_refused_by_name():
         ("start=-1 must be a whole number, at least 0", (x, y), {"start": -1}),
         ("classes=0 must be a whole number, at least 1", (x, y), {"classes": 0}),
         ("dtype='int32' must be a float type, or None", (x, y), {"dtype": "int32"}),
-        ("x and y must have one length: 4 and 3", (x, y[:3]), {}),
+        ("x and y must have equal lengths: 4 and 3", (x, y[:3]), {}),
         ("y must hold plain numbers: it has dtype <U1", (x, ["a", "b", "c", "d"]), {}),
         ("shuffle='no' must be True or False", (x, y), {"shuffle": "no"}),
         ("epochs=4611686018427387904 of 4 samples: must be less", (x, y), {"epochs": 2**62}),
@@ -148,7 +148,7 @@ def test_bad_arguments_are_refused_by_name():
         ("y must hold plain numbers: it has dtype object", (x, y.astype(object)), {}),
         ("y is missing", (x,), {}),
         (
-            "y must not be given beside a data set, which has its own: it is an int",
+            "y must not be given with a data set, which has its own: it is an int",
             (Arrays(x, y), 64),
             {},
         ),
@@ -202,7 +202,7 @@ def test_a_bad_item_is_named_by_its_index():
         ([(np.ones(2), 0), (np.ones(3), 0)], r"x\[\d\] has shape \[\d\]: must be \[\d\]"),
         (
             [(np.ones(2), 0), (np.ones(2), 0.5)],
-            r"y\[\d\] holds (floats|whole numbers), and y\[\d\] .*: must be alike",
+            r"y\[\d\] holds (floats|whole numbers), and y\[\d\] .*: must be of one kind",
         ),
         ([(np.ones(2), "a")], r"y\[0\] must hold plain numbers: it has dtype <U1"),
         ([(np.ones(2), None)], r"y\[0\] must hold plain numbers: it has dtype object"),
@@ -244,7 +244,7 @@ def test_items_whose_number_cannot_be_told():
         def __len__(self):
             raise NotImplementedError("how\nmany?")
 
-    with pytest.raises(UserError, match=r"^the number of items cannot be told: NotImpl"):
+    with pytest.raises(UserError, match=r"^the number of items is not known: NotImpl"):
         Source(Endless(None))
 
 

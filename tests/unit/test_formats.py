@@ -50,7 +50,7 @@ def test_data_in_two_parts_are_loaded_as_such(tmp_path):
         both = data.load_train_test(folder, **options)
         assert tuple(map(len, both)) == lengths
         with pytest.raises(
-            UserError, match=r"to train on and .* on: data.load_train_test gives bo"
+            UserError, match=r"holds training data and test data: data.load_train_test opens bo"
         ):
             data.load(folder, **options)
     assert both[0].read(np.arange(1))[0].shape == (1, 1, 2, 2)
@@ -67,7 +67,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
         (f"{tmp_path}/x.dat: its format is not known: give format=, one of {known}", ["x.dat"], {}),
         ("format='dat' must be one of 'npz', 'npy'", [npz], {"format": "dat"}),
         ("path=3 must be the path of a file or folder", [3], {}),
-        (f"{npz} must be a folder of data to train and", [npz], {"format": "mnist"}),
+        (f"{npz} must be a folder of training and", [npz], {"format": "mnist"}),
     ]:
         if isinstance(arguments[0], str):
             arguments = [tmp_path / arguments[0]]
@@ -108,7 +108,7 @@ def test_the_task_is_what_y_looks_like():
         (rf"d.npz: y has whole numbers \[n, 2\]: {needs}", [[0, 1]], {"task": TASKS[0]}),
         (r"d.npz: y has floats \[n, 2, 2\]: task='regression' needs y", np.zeros((1, 2, 2)), {}),
         (r"classes=3 has no effect without task='classification'", [0.5], {"classes": 3}),
-        (r"Arrays\(.* has no samples to tell what is to be learned", [], {}),
+        (r"Arrays\(.* has no samples to infer the task of", [], {}),
         (r"d.npz: y\[1\] = -1 is out of range", [0, -1], {}),
     ]:
         with pytest.raises(UserError, match=f"^{message}"):

@@ -48,11 +48,14 @@ GOOD = idx_head(8, 2, 3) + b"abcdef"
 HUGE = 2**32 - 1
 
 REFUSED = [
-    (b"", r"is no IDX file: .* it begins with \[\]"),
-    (GOOD[:3], r"is no IDX file: .* it begins with \[0, 0, 8\]"),
-    (b"\x80\x04\x95\x10", r"is no IDX file: it must begin with the bytes 0, 0, a type \(of 8, 9"),
-    (idx_head(10, 2) + b"ab", r"is no IDX file: .* it begins with \[0, 0, 10, 1\]"),
-    (idx_head(8) + b"a", r"is no IDX file: .* it begins with \[0, 0, 8, 0\]"),
+    (b"", r"is not an IDX file: .* it begins with \[\]"),
+    (GOOD[:3], r"is not an IDX file: .* it begins with \[0, 0, 8\]"),
+    (
+        b"\x80\x04\x95\x10",
+        r"is not an IDX file: it must begin with the bytes 0, 0, a type \(of 8, 9",
+    ),
+    (idx_head(10, 2) + b"ab", r"is not an IDX file: .* it begins with \[0, 0, 10, 1\]"),
+    (idx_head(8) + b"a", r"is not an IDX file: .* it begins with \[0, 0, 8, 0\]"),
     (GOOD[:9], "is truncated: 5 bytes of sizes, its 2 dimensions require 8"),
     (GOOD[:-1], "is truncated: 5 bytes of data, its shape requires 6"),
     (idx_head(14, 2, 3) + b"abcdef", "is truncated: 6 bytes of data, its shape requires 48"),
@@ -82,7 +85,9 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path, sizes):
     for reader in (data.load_idx, mapped_idx):
         with pytest.raises(UserError, match="x is truncated: 65536 bytes of data, its shape requi"):
             reader(tmp_path / "x")
-    with pytest.raises(UserError, match=r"x.gz is not well-formed: it claims \d+ bytes, which its"):
+    with pytest.raises(
+        UserError, match=r"x.gz is not well-formed: it declares \d+ bytes, more than its"
+    ):
         data.load_idx(tmp_path / "x.gz")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
@@ -102,7 +107,7 @@ def test_a_damaged_gz_is_refused_in_one_line(tmp_path):
         with pytest.raises(UserError, match=f"x.gz is not a well-formed gzip file: {message}"):
             data.load_idx(path)
     path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"x.gz is no IDX file"):
+    with pytest.raises(UserError, match=r"x.gz is not an IDX file"):
         data.load_idx(path)
 
 
@@ -140,7 +145,7 @@ def test_what_is_not_fashion_mnist_is_refused(folder):
             r"ubyte images \[n, 28, 28\]: it holds uint8 \[",
         ),
         (image_file, np.zeros((20, 28, 28), "f4"), r"ubyte images \[n, 28, 28\]: it holds float32"),
-        (image_file, np.zeros((9, 28, 28), "u1"), "x and y must have one length: 9 and 20"),
+        (image_file, np.zeros((9, 28, 28), "u1"), "x and y must have equal lengths: 9 and 20"),
         (label_file, np.full(20, 10, "u1"), r"ubyte labels \[n\] from 0 to 9: .*, at most 10"),
         (label_file, np.zeros((20, 1), "u1"), r"ubyte labels \[n\] from 0 to 9: it holds uint8 \["),
         (label_file, np.zeros(20, "i4"), r"ubyte labels \[n\] from 0 to 9: it holds int32 \[20\]"),

@@ -93,7 +93,7 @@ def test_only_what_is_asked_for_is_decoded(folder):
     (folder / "b" / "3.png").write_bytes(b"nothing")
     images = data.ImageFolder(folder)
     images.read(np.array([0, 1, 3]))
-    with pytest.raises(UserError, match=r"b/3.png is no image that can be read"):
+    with pytest.raises(UserError, match=r"b/3.png is not a readable image"):
         images.read(np.array([0, 2]))
 
 
@@ -145,10 +145,10 @@ def test_what_is_no_image_is_refused_in_one_line(tmp_path, monkeypatch):
     deep = Image.fromarray(np.zeros((6, 8), np.uint16))
     deep.save(tmp_path / "deep.png")
     for content, message in [
-        (b"", "is no image that can be read: cannot identify"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image that can be read: can"),
-        (whole[: len(whole) // 2], "is no image that can be read: "),
-        (bomb(), "is no image that can be read: Image size .900000000 pixels. exceeds limit of"),
+        (b"", "is not a readable image: cannot identify"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not a readable image: can"),
+        (whole[: len(whole) // 2], "is not a readable image: "),
+        (bomb(), "is not a readable image: Image size .900000000 pixels. exceeds limit of"),
         ((tmp_path / "deep.png").read_bytes(), "has pixels of mode 'I;16': must have 8 bits a"),
     ]:
         path.write_bytes(content)
@@ -157,7 +157,7 @@ def test_what_is_no_image_is_refused_in_one_line(tmp_path, monkeypatch):
         assert "\n" not in str(caught.value)
     path.write_bytes(whole)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
-    with pytest.raises(UserError, match=f"^{path} (has 6 x 8 pixels|is no image that can be read)"):
+    with pytest.raises(UserError, match=f"^{path} (has 6 x 8 pixels|is not a readable image)"):
         data.ImageFolder(tmp_path).arrays()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     data.ImageFolder(tmp_path).arrays()
@@ -185,7 +185,7 @@ def test_folders_that_hold_no_classes_are_refused(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=r"none, but 'train\.svm', 'valid\.svm': give one of these"):
         data.ImageFolder(tmp_path)
-    with pytest.raises(UserError, match=r"must hold folders of one part to train on and one"):
+    with pytest.raises(UserError, match=r"must hold folders of a training part and a test part"):
         data.image_folders(tmp_path)
     with pytest.raises(UserError, match="/no cannot be read: No such file or directory"):
         data.ImageFolder(tmp_path / "no")

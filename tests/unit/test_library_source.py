@@ -160,7 +160,7 @@ def test_the_order_does_not_come_from_the_file_system(library, monkeypatch):
 
 def test_a_library_without_source_is_one_line(tmp_path, monkeypatch):
     for path, message in [
-        (tmp_path, f"{tmp_path}: Python's library has no source there"),
+        (tmp_path, f"{tmp_path}: Python's library has no source files"),
         (tmp_path / "no", f"{tmp_path}/no: Python's library cannot be read: No such file"),
     ]:
         monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(path)}.__getitem__)

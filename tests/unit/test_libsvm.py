@@ -116,7 +116,7 @@ REFUSED = [
     (b"-1 1:1", {"classes": 7}, "label -1 must be from 0 to 6"),
     (b"7 1:1", {"classes": [1, 2]}, "label 7 must be one of classes=[1, 2]"),
     (b"nan 1:1", {"target": "value"}, "label 'nan' must be a finite number"),
-    (b"1,,2 1:1", {"target": "labels", "classes": 3}, "label '1,,2' must be whole numbers with"),
+    (b"1,,2 1:1", {"target": "labels", "classes": 3}, "label '1,,2' must be whole numbers sep"),
     (b"1,3 1:1", {"target": "labels", "classes": 3}, "label 3 must be from 0 to 2"),
 ]
 
@@ -136,12 +136,12 @@ def test_what_is_wrong_is_named_by_line_and_byte(opened, tmp_path, line, options
     [
         (b"", {}, "a.svm is empty"),
         (b"\n # x\n", {}, "a.svm holds no samples"),
-        (b"1\n2 # 3:4\n", {}, "names no features to tell how many there are"),
+        (b"1\n2 # 3:4\n", {}, "names no features to count"),
         (FILE, {"features": 0}, "features=0 must be a whole number, at least 1"),
         (FILE, {"target": "real"}, "target='real' must be one of"),
         (FILE, {"target": "labels"}, "classes must be given with target='labels'"),
         (FILE, {"target": "value", "classes": 3}, "classes=3 has no effect without"),
-        (FILE, {"classes": [1, 1]}, "must be labels, each of them once"),
+        (FILE, {"classes": [1, 1]}, "must be labels without repeats"),
         (FILE, {"classes": "ab"}, "classes='ab' must be a whole number"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_a_loss_cannot_learn_from_is_refused():
         ("squared", 2, y[:, :1], r"y must have shape [m, 2], a number for each output: it has [m"),
         ("squared", 1, y, r"y must have shape [m] or [m, 1], a number for each output: it has [m,"),
         ("squared", 1, y[0, 0], r"y must have shape [m] or [m, 1], a number for each output: it "),
-        ("squared", 2, y[:5], "x and y must have one length: 6 and 5"),
+        ("squared", 2, y[:5], "x and y must have equal lengths: 6 and 5"),
         ("squared", 2, y.astype(object), "y must be an array of numbers"),
         ("logistic", 2, two, "y[4][1] = 2 must be 0 or 1"),
         ("logistic", 2, zeros - 0.5, "y[0][0] = -0.5 must be 0 or 1"),

@@ -202,7 +202,7 @@ def test_bad_minibatches_are_refused(make, samples):
         (r"x must have shape \[m, 3\]: it has \[m\]$", (x[:, 0], y, out)),
         (r"y must have shape \[m\], a label for each x: it has \[m, 1\]$", (x, y[:, None], out)),
         (r"y must have shape \[m\], a label for each x: it has \[\]$", (x, y[0], out)),
-        (r"x and y must have one length: 6 and 5", (x, y[:5], out)),
+        (r"x and y must have equal lengths: 6 and 5", (x, y[:5], out)),
         ("y must hold integer labels: it has dtype float64", (x, y + 0.5, out)),
         (r"x must be an array of numbers: it is \[\]", (3, y, out)),
         ("x must be an array of numbers: it is a list", ([[1], [1, 2]], y[:2], out)),
@@ -216,7 +216,7 @@ def test_bad_minibatches_are_refused(make, samples):
     for message, arguments in [
         (rf"y\[4\] = {last + 1} is out of range: labels must be from 0 to {last}", (x, high, 2)),
         ("evaluate needs at least one sample", (x[:0], y[:0])),
-        ("x and y must have one length: 6 and 5", (x, y[:5])),
+        ("x and y must have equal lengths: 6 and 5", (x, y[:5])),
         ("batch=0 must be a whole number, at least 1", (x, y, 0)),
         ("batch='all' must be a whole number", (x, y, "all")),
         (r"y must have shape \[m\], a label for each x: it has \[\]$", (x, 3)),

@@ -61,7 +61,7 @@ def test_it_is_the_library_split_as_the_other():
 
 def test_bad_arguments_are_refused():
     for orders in ((), (1, 1), 3):
-        with pytest.raises(UserError, match=r"^orders=.* must be whole numbers, each of them once"):
+        with pytest.raises(UserError, match=r"^orders=.* must be whole numbers without repeats"):
             NGrams(FILES, orders)
     with pytest.raises(UserError, match=r"^orders\[1\]=0 must be a whole number, at least 1"):
         library_ngrams((2, 0))

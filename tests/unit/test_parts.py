@@ -14,8 +14,8 @@ from parallel_sgd.data.readers.parts import named
 
 TRAIN, OTHER, TEST, REST = 1, 2, 3, 4  #: what values tell of which part they are
 
-DOUBT = "must hold one part to train on and one to test on"
-BOTH = "holds data to train on and data to test on: data.load_train_test gives both"
+DOUBT = "must hold a training part and a test part"
+BOTH = "holds training data and test data: data.load_train_test opens both"
 
 #: Names with the part that each is, and what follows: the values of (training, test), or an error.
 FILES = [
@@ -57,7 +57,7 @@ FOLDERS = [
     ({"train": TRAIN, "test": TEST, "unlabeled": OTHER}, DOUBT),
     ({"train": TRAIN, "extra": TEST}, DOUBT),
     ({"train": TRAIN, "dev": TEST, "val": TEST}, DOUBT),
-    ({"train": TRAIN}, "whose folders may be classes"),
+    ({"train": TRAIN}, "whose subfolders may be classes"),
     ({"cat/train": TRAIN, "cat/test": TEST}, "must hold images of one class: it holds folders"),
     ({"data/train": TRAIN, "data/test": TEST}, "must hold images of one class: it holds folders"),
 ]
@@ -84,7 +84,7 @@ def look(folder, expected):
         train, test = data.load_train_test(folder, say=said.append)
         assert (values(train), values(test)) == ({expected[0]}, {expected[1]})
         assert len(said) == 1 and said[0].startswith(
-            f"to train on: {train!r}; to test on: {test!r}"
+            f"training data: {train!r}; test data: {test!r}"
         )
         with pytest.raises(UserError, match=re.escape(f"{folder} {BOTH}")):
             data.load(folder)
@@ -103,7 +103,7 @@ def test_files_of_columns(names, expected, tmp_path):
     line = look(tmp_path, expected)
     if REST in names.values():
         (rest,) = (name.split("/")[0] for name, value in names.items() if value == REST)
-        assert re.search(rf"; left out: {tmp_path}/{rest}(\.parquet)?$", line)
+        assert re.search(rf"; skipped: {tmp_path}/{rest}(\.parquet)?$", line)
     if not isinstance(expected, tuple):
         with pytest.raises(UserError, match=expected):
             data.load_parquet(tmp_path)
@@ -127,7 +127,9 @@ def test_test_images_without_labels_are_no_class(tmp_path):
     for name in ("cat", "dog", "test"):
         write_image(tmp_path / name / "0.png", 1)
     look(tmp_path, DOUBT)
-    with pytest.raises(UserError, match="; or give names= of all, if these are classes"):
+    with pytest.raises(
+        UserError, match="; or give names= of all classes, if the folders are classes"
+    ):
         data.ImageFolder(tmp_path)
     for reader in (data.load, data.ImageFolder):
         assert reader(tmp_path, names=["cat", "dog", "test"]).classes == 3
@@ -156,7 +158,9 @@ def test_labels_of_another_part_are_refused(tmp_path):
     for name in ("x_train", "y_train", "y_test"):
         np.save(tmp_path / f"{name}.npy", np.arange(4))
     assert len(data.load(tmp_path / "x_train.npy", tmp_path / "y_train.npy")) == 4
-    with pytest.raises(UserError, match=r"y_test.npy' is of another part of the data than .*/x_tr"):
+    with pytest.raises(
+        UserError, match=r"y_test.npy' belongs to a different part of the data than .*/x_tr"
+    ):
         data.load(tmp_path / "x_train.npy", tmp_path / "y_test.npy")
 
 
@@ -188,7 +192,7 @@ def test_texts(tmp_path):
     train, test = data.text_sequences(tmp_path, context=4)
     assert (set(train.arrays()[1].ravel()), set(test.arrays()[1].ravel())) == ({97}, {98})
     (tmp_path / "more.txt").write_text("d" * 50)
-    with pytest.raises(UserError, match=rf"{DOUBT}.*; test=0\.1 cuts all of it by bytes$"):
+    with pytest.raises(UserError, match=rf"{DOUBT}.*; test=0\.1 splits the whole text by bytes$"):
         data.text_sequences(tmp_path, context=4)
     train, test = data.text_sequences(tmp_path, context=4, test=0.1)
     assert [len(both.arrays()[1]) for both in (train, test)] == [44, 4]

@@ -186,7 +186,7 @@ def test_misuse(run):
         ("none", "new.csv"): "run='none' must be the folder of a finished run of train.py",
         ("empty", "new.csv"): "it has no options.json",
         ("run", "none.csv"): "none.csv",
-        ("run", "other.csv"): "x='c' is no column of other.csv",
+        ("run", "other.csv"): "x='c' is not a column of other.csv",
         ("run", "x.npy"): "x.npy needs labels",
         ("run", "x.npy", "--no-targets"): r"x has samples \[2\]: must be \[3\]",
         ("run", "new.csv", "--no-targets", "--labels", "y.npy"): "labels='y.npy' has no effect",

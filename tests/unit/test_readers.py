@@ -78,11 +78,15 @@ def test_the_format_is_recognized_by_the_name(row, paths):
 
 def test_options_and_labels_that_the_format_has_not(row, paths):
     known = f"it has {', '.join(row.known)}" if row.known else "it has none"
-    wrong = [(paths, {"sise": 3}, f"sise=3 is no option of {row.format} data: {known}")]
+    wrong = [(paths, {"sise": 3}, f"sise=3 is not an option of {row.format} data: {known}")]
     if len(paths) == 2:
         wrong += [
             (paths[:1], {}, f"{paths[0]} needs labels: the {row.format} file of y"),
-            ((paths[0], "y.dat"), {}, f"labels='y.dat' must be named as the {row.format} file of"),
+            (
+                (paths[0], "y.dat"),
+                {},
+                f"labels='y.dat' must be named like the {row.format} file of",
+            ),
         ]
     else:
         own = f"labels='y.npy': {paths[0]} ({row.format}) has labels of its own"
@@ -203,9 +207,9 @@ def test_no_sample_of_another_file_is_trained_on_in_silence(name, change, folder
         length = f"{changed}it has {left} bytes, and had {size}"
         assert re.search(
             {
-                replace: f"{changed}another file has its name now",
+                replace: f"{changed}another file now has its name",
                 overwrite: rf"{changed}it has (been written to|\d+ bytes, and had)",
-                cut: rf"has been cut while it is read: .* {left} bytes left of "
+                cut: rf"was truncated while in use: .* {left} bytes left of "
                 if row.held == "open"
                 else length,
                 grow: length,
@@ -213,7 +217,7 @@ def test_no_sample_of_another_file_is_trained_on_in_silence(name, change, folder
             said,
         )
         if row.held == "open" and len(paths) == 1:  # which holds the labels, too
-            with pytest.raises(UserError, match=r"has been cut|has changed"):
+            with pytest.raises(UserError, match=r"was truncated|has changed"):
                 dataset.targets(ALL)
     else:
         assert said is None and len(read) == ROWS
@@ -346,12 +350,12 @@ def test_columns_are_chosen_by_name(table, folder):
     assert several.arrays()[1].tolist() == [[i, i] for i in range(11)]
     assert data.load(path, x=["a"], y=["y"]).arrays()[1].shape == (11, 1)
     for message, options in [
-        ("x='bb' is no column of {}: did you mean 'b'?", {"x": "bb"}),
-        ("x='q' is no column of {}: it has ['a', 'b', 'y']", {"x": ["a", "q"]}),
-        ("y='q' is no column of {}", {"y": "q"}),
+        ("x='bb' is not a column of {}: did you mean 'b'?", {"x": "bb"}),
+        ("x='q' is not a column of {}: it has ['a', 'b', 'y']", {"x": ["a", "q"]}),
+        ("y='q' is not a column of {}", {"y": "q"}),
         ("x=3.5 must be the name of a column", {"x": 3.5}),
         ("y=[] must be at least one column", {"y": []}),
-        ("x must name columns of {}: it has none beside y=", {"y": ["a", "b", "y"]}),
+        ("x must name columns of {}: it has none except y=", {"y": ["a", "b", "y"]}),
     ]:
         with pytest.raises(UserError, match=f"^{re.escape(message.format(path))}"):
             data.load(path, **options)
@@ -395,17 +399,17 @@ def test_a_folder_of_parts_is_two_data_sets(table, names, folder):
     assert train.arrays()[1].ravel().tolist() == [*range(5), *range(10, 16)]
     assert test.arrays()[1].ravel().tolist() == [*range(20, 27)]
     assert test.arrays()[0].tolist() == [[i, -i / 2] for i in range(20, 27)]
-    with pytest.raises(UserError, match=r"data.load_train_test gives both"):
+    with pytest.raises(UserError, match=r"data.load_train_test opens both"):
         data.load(folder)
     other = table.columns(folder / "other", numbered(3))
     for reader in (table.both, data.load, data.load_train_test):
         with pytest.raises(
-            UserError, match=rf"no others.*: it holds .*\['{other.name}'\] named as nei"
+            UserError, match=rf"nothing else.*: it holds .*\['{other.name}'\] of neither"
         ):
             reader(folder)
     other.unlink()
     path.unlink()
-    with pytest.raises(UserError, match=r"must hold .*one part to train on and one to te"):
+    with pytest.raises(UserError, match=r"must hold .*a training part and a test part"):
         table.both(folder)
     (folder / "empty").mkdir()
     if table.format != "csv":

@@ -162,19 +162,19 @@ def test_fewer_sequences_than_ranks():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (([], []), {}, "x must be a list of arrays, at least one: it is a list"),
-        (("abc", [1]), {}, "x must be a list of arrays"),
+        (([], []), {}, "x must be a list of at least one array: it is a list"),
+        (("abc", [1]), {}, "x must be a list of at least one array"),
         (([[1], []], [1, 2]), {}, "x[1] must hold at least one token: its shape is [0]"),
         (([[1], 2], [1, 2]), {}, "x[1] must hold at least one token: its shape is []"),
         (([[1], [2.0]], [1, 2]), {}, "x[1] holds float64 []: must be int64 [], as x[0]"),
         (([[1], [[2]]], [1, 2]), {}, "x[1] holds int64 [1]: must be int64 [], as x[0]"),
         (([[None]], [1]), {}, "x[0] must hold plain numbers"),
-        (([[1], [2]], [1]), {}, "x and y must have one length: 2 and 1"),
+        (([[1], [2]], [1]), {}, "x and y must have equal lengths: 2 and 1"),
         (([[1], [2]], 3), {}, "y must have one row for each sequence: it is an int"),
         (([[1]], [3, [4]]), {}, "y must be a NumPy array: it is a list"),
         (([[1]], [[[1], [2, 3]]]), {}, "y[0] must be a NumPy array: it is a list"),
         (([[1]], None), {}, "y must hold plain numbers: it has dtype object"),
-        (([[1], [2]], [[1]]), {}, "x and y must have one length: 2 and 1"),
+        (([[1], [2]], [[1]]), {}, "x and y must have equal lengths: 2 and 1"),
         (([[1]], [[None]]), {}, "y[0] must hold plain numbers"),
         (([[1]] * 2 + [[1] * 5], [1, 2, 3], 4), {}, "minibatch_size=4 must be at least the tokens"),
         (([[1] * 5], [1], {0: 5, 9: 4}), {}, "minibatch_size=4 must be at least the tokens of"),
@@ -192,7 +192,7 @@ def test_what_is_refused(arguments, options, message):
 def test_sequences_have_labels_of_their_own():
     sequences = SequenceArrays([[1]], [1])
     assert as_sequences(sequences) is sequences
-    with pytest.raises(UserError, match="y must not be given beside sequences"):
+    with pytest.raises(UserError, match="y must not be given with sequences"):
         as_sequences(sequences, [1])
 
 
@@ -202,5 +202,7 @@ def test_what_is_wrong_is_named_by_its_place():
         SequenceArrays(x, y).read(np.array([0, 1]))
     with pytest.raises(UserError, match=re.escape("y[1][0] = 2 is out of range")):
         SequenceArrays(x[:1] * 2, y).read(np.array([0, 1]), classes=2)
-    with pytest.raises(UserError, match=re.escape("sequences must be a list of arrays")):
+    with pytest.raises(
+        UserError, match=re.escape("sequences must be a list of at least one array")
+    ):
         padded([])

@@ -62,12 +62,12 @@ def test_all_ranks_of_any_number_have_the_same_bits(monkeypatch):
 def test_what_cannot_be_standardized_is_refused(tmp_path):
     by = data.Standardization.of(numbered(features()))
     with pytest.raises(
-        UserError, match=r"x has samples \[3\]: must be \[4\], as those that the st"
+        UserError, match=r"x has samples \[3\]: must be \[4\], as in the data of the st"
     ):
         by.given(numbered(np.ones((5, 3))))
-    with pytest.raises(UserError, match="has no samples to standardize by"):
+    with pytest.raises(UserError, match="has no samples to compute a standardization of"):
         data.Standardization.of(numbered(np.ones((0, 2))))
-    with pytest.raises(UserError, match="has ids for x, int64: they cannot be standardized"):
+    with pytest.raises(UserError, match="has ids for x, int64: ids cannot be standardized"):
         data.Standardization.of(data.ByteSequences(b"some text", 2))
     with pytest.raises(UserError, match="has features too large to be standardized"):
         data.Standardization.of(numbered(np.array([[1e300], [-1e300]])))

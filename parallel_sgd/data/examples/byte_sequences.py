@@ -128,7 +128,9 @@ def text_sequences(
     fraction = LAST_TENTH if test is None else number("test", test, 0, 1)
     listed = isinstance(suffixes, Collection) and not isinstance(suffixes, str)
     if not listed or not all(isinstance(suffix, str) for suffix in suffixes):
-        raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
+        raise UserError(
+            f"suffixes={shown(suffixes)} must be a collection of texts, such as ('.txt',)"
+        )
     endings = tuple(suffixes)
     try:
         found = files_below(
@@ -162,7 +164,7 @@ def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
     try:
         return parts_of(folder, entries, classes=True)
     except UserError as error:
-        raise UserError(f"{error}; test=0.1 cuts all of it by bytes") from None
+        raise UserError(f"{error}; test=0.1 splits the whole text by bytes") from None
 
 
 def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:
@@ -174,8 +176,8 @@ def _both(training: bytes, testing: bytes, context: int) -> tuple[ByteSequences,
     both = ByteSequences(training, context), ByteSequences(testing, context)
     if not all(map(len, both)):
         raise UserError(
-            f"context={both[0].context} must be less than the bytes to train and to test on: "
-            f"{len(training)} and {len(testing)}"
+            f"context={both[0].context} must be less than the bytes of the training and the test "
+            f"data: {len(training)} and {len(testing)}"
         )
     return both
 

@@ -119,13 +119,13 @@ def library_files(
         found = files_below(folder, _is_source, _is_skipped)
         names = sorted((path, status.st_size) for path, status in found)
         if not names:
-            raise UserError(f"{folder}: Python's library has no source there")
+            raise UserError(f"{folder}: Python's library has no source files")
         files, _ = _fitting((names[i] for i in random.permutation(len(names))), room)
         testing, training = _fitting(files, fraction * sum(size for _, size in files))
         if not sum(size for _, size in testing) or not sum(size for _, size in training):
             raise UserError(
                 f"test={test!r}, most_bytes={most_bytes!r} must leave at least one of "
-                f"{len(names)} files on either side"
+                f"{len(names)} files in each part"
             )
         train, held_out = (
             {path: (folder / path).read_bytes() for path, _ in part} for part in (training, testing)

@@ -101,5 +101,5 @@ def _checked(orders: Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         lengths = ()
     if not lengths or len(set(lengths)) < len(lengths):
-        raise UserError(f"orders={shown(orders)} must be whole numbers, each of them once")
+        raise UserError(f"orders={shown(orders)} must be whole numbers without repeats")
     return lengths

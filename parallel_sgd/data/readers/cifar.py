@@ -69,7 +69,7 @@ class CifarFile(Images):
         if rest or not whole:
             where = f"record {whole} has {rest}" if rest else "it has none"
             raise UserError(
-                f"{place} must be records of {length:,} bytes, as of {variant.name}: {where}"
+                f"{place} must be records of {length:,} bytes, as in {variant.name}: {where}"
             )
         records = content.reshape(whole, length)
         x = records[:, len(names) :].reshape(whole, *SHAPE)

@@ -143,7 +143,7 @@ class CNTKFile:
 
     def _unknown_problem(self, name: bytes) -> str:
         known = ", ".join(alias.decode() for alias in self._names)
-        return f"stream {shown_token(name)} is none of {known} (None as a stream skips it)"
+        return f"stream {shown_token(name)} is not one of {known} (None as a stream skips it)"
 
     def _repeated_problem(self, name: str, single: bool, one: bool) -> str:
         if not one:

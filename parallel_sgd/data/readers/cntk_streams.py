@@ -98,7 +98,7 @@ class Stream(ABC):
         rows = rows[hot]
         places: Array = columns[hot]
         if not (np.array_equal(rows, np.arange(len(texts))) and (values[hot] == 1).all()):
-            raise _BadSample(f"{shown_token(texts[0].strip())} must be one 1, and else zeros")
+            raise _BadSample(f"{shown_token(texts[0].strip())} must be a single 1, and zeros")
         return places
 
     @abstractmethod
@@ -191,7 +191,7 @@ def require_name(argument: str, name: Any) -> None:
     """
     if isinstance(name, str) and name.split() == [name] and "|" not in name and name[0] != "#":
         return
-    raise UserError(f'{argument}={shown(name)} must be a text without spaces, "|", and "#" first')
+    raise UserError(f'{argument}={shown(name)} must be a text without spaces, "|", and a first "#"')
 
 
 def checked_streams(streams: Any) -> dict[str, Stream | None]:
@@ -210,11 +210,11 @@ def checked_streams(streams: Any) -> dict[str, Stream | None]:
     checked = {name: _stream(name, stream) for name, stream in streams.items()}
     if len(checked) - list(checked.values()).count(None) < 2:
         given = shown(dict(streams))
-        raise UserError(f"streams={given} must be two at least: x is the first, y the last")
+        raise UserError(f"streams={given} must be at least two: x is the first, y the last")
     aliases = [alias_of(name, stream) for name, stream in checked.items()]
     for alias in aliases:
         if aliases.count(alias) > 1:
-            raise UserError(f"streams: two of them have the name {alias.decode()!r} in the file")
+            raise UserError(f"streams: two streams have the name {alias.decode()!r} in the file")
     return checked
 
 
@@ -230,8 +230,8 @@ def _stream(name: str, given: Any) -> Stream | None:
             ((kind, dimension),) = dimensions.items()
             return kinds[kind](dimension, **options)
     raise UserError(
-        f"streams[{name!r}]={shown(given)} must be Dense(…), Sparse(…), or None for one to skip; "
-        'in plain values {"dense": 784, "one_hot": True}'
+        f"streams[{name!r}]={shown(given)} must be Dense(…), Sparse(…), or None to skip the "
+        'stream; in plain values {"dense": 784, "one_hot": True}'
     )
 
 

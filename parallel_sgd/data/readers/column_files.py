@@ -177,8 +177,8 @@ class ArrowFile(ColumnFile):
         magic = file.read(8)
         if not magic.startswith(b"ARROW1"):
             raise UserError(
-                f"{self.path} is no Arrow file: it must begin with ARROW1, as pyarrow.feather and "
-                f"pyarrow.ipc.new_file write it (not a stream): it begins with {magic!r}"
+                f"{self.path} is not an Arrow file: it must begin with ARROW1, as pyarrow.feather "
+                f"and pyarrow.ipc.new_file write it (not a stream): it begins with {magic!r}"
             )
         file.seek(0)
         schema = import_module("pyarrow.ipc").open_file(file).schema

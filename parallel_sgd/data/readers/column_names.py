@@ -62,10 +62,10 @@ def checked_names(argument: str, names: Any, file: Header) -> tuple[str, ...]:
         if name not in file.columns:
             near = difflib.get_close_matches(name, file.columns, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {shown(list(file.columns))}"
-            raise UserError(f"{argument}={name!r} is no column of {file.path}: {hint}")
+            raise UserError(f"{argument}={name!r} is not a column of {file.path}: {hint}")
         if name not in file.kinds:
             twice = file.columns.count(name) > 1
-            held = "is there twice" if twice else f"holds {file.types[name]}: must be numbers"
+            held = "occurs twice" if twice else f"holds {file.types[name]}: must be numbers"
             raise UserError(f"{argument}={name!r} of {file.path} {held}")
         if len(wanted) > 1 and file.kinds[name][1] is not None:
             raise UserError(
@@ -92,5 +92,5 @@ def default_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
         return checked_names("x", "x", file)
     rest = [name for name in file.columns if name not in y and name not in file.indexes]
     if not rest:
-        raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
+        raise UserError(f"x must name columns of {file.path}: it has none except y={list(y)}")
     return checked_names("x", rest, file)

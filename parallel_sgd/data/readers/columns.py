@@ -219,7 +219,7 @@ class Columns(Dataset):
             if rows.shape[1:] != like.shape[1:] and len(rows):
                 raise UserError(
                     f"{file.path}: column {names[0]!r} has lists of {rows.shape[1]} values from "
-                    f"row {file.first_row(group)}: must be {like.shape[1]}, as in the first one"
+                    f"row {file.first_row(group)}: must be {like.shape[1]}, as in the first group"
                 )
             stored.append(rows.astype(like.dtype, copy=False))
         return stored

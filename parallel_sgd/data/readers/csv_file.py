@@ -66,13 +66,13 @@ class CSVFile:
             if found:
                 raise UserError(
                     f"{path} has one column, {shown(first[0])}: give delimiter={found!r}, if that "
-                    "stands between several"
+                    "separates columns"
                 )
         if self.header is None and all(map(_is_number, self.columns)):
             raise UserError(
                 f"{path} must begin with the names of its columns: it begins with "
-                f"{shown(list(self.columns))}; give header=False where there are none, or "
-                "header=True where these are"
+                f"{shown(list(self.columns))}; give header=False if the file has no names, "
+                "or header=True if these are names"
             )
         if self.header is False:
             self.columns = tuple(map(str, range(len(first))))
@@ -132,7 +132,7 @@ class CSVFile:
                 yield numbered(csv.reader(text, delimiter=self.delimiter, strict=True))
             except (csv.Error, UnicodeError) as error:
                 raise UserError(
-                    f"{self.path} is no well-formed CSV file in UTF-8, after line {line}: "
+                    f"{self.path} is not a well-formed CSV file in UTF-8, after line {line}: "
                     f"{line_of(error)}"
                 ) from None
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -158,7 +158,7 @@ def numbers_of(file: CSVFile, name: str, lines: list[int], cells: Sequence[str])
                 raise file.error_at(line, f"column {name!r} {held}: must be a number")
             if not _is_number(cell):
                 problem = f"column {name!r} is {shown(cell)}: must be a number"
-                raise file.error_at(line, f"{problem}, or the column left out by x=")
+                raise file.error_at(line, f"{problem}, or the column excluded by x=")
         raise AssertionError("all cells are numbers")
     return numbers
 
@@ -219,7 +219,7 @@ class Target:
                 raise file.error_at(
                     line,
                     f"column {self.name!r} is {shown(cells[other])}: must be a number, as "
-                    f"{shown(cells[numbers.index(True)])} is, or all must be names",
+                    f"{shown(cells[numbers.index(True)])} is, or all cells must be names",
                 )
             self.names = tuple(sorted(set(cells)))
         labels = {name: label for label, name in enumerate(self.names)}
@@ -227,7 +227,7 @@ class Target:
             if cell not in labels:
                 known = shown(list(self.names))
                 raise file.error_at(
-                    line, f"column {self.name!r} is {shown(cell)}: must be of {known}"
+                    line, f"column {self.name!r} is {shown(cell)}: must be one of {known}"
                 )
         return np.array([labels[cell] for cell in cells], np.int64)
 

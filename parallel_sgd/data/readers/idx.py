@@ -100,7 +100,7 @@ def _head(what: str, read: Callable[[int], bytes]) -> tuple[np.dtype[Any], tuple
     magic = read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise UserError(
-            f"{what} is no IDX file: it must begin with the bytes 0, 0, a type (of "
+            f"{what} is not an IDX file: it must begin with the bytes 0, 0, a type (of "
             f"{', '.join(map(str, TYPES))}) and the number of dimensions: it begins with "
             f"{list(magic)}"
         )

@@ -215,7 +215,7 @@ def _files_instead(folder: Path) -> str:
         if entry.is_file() and not is_system_file(entry.name)
     )
     few = f"{', '.join(map(shown, names[:3]))}{', ...' if len(names) > 3 else ''}"
-    return f", but {few}: give one of these, if it is data" if names else ""
+    return f", but {few}: give one of these if it is data" if names else ""
 
 
 def _holds_images(folder: Path) -> bool:
@@ -253,8 +253,8 @@ def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Iden
             below = {named(path.split("/")[0]).kind for path, _ in files if "/" in path}
             if "train" in below and below & {"test", "validation"}:
                 raise UserError(
-                    f"{folder / name} must hold images of one class: it holds folders of images to "
-                    "train on and to test on"
+                    f"{folder / name} must hold images of one class: it holds folders of "
+                    "training and of test images"
                 )
             found[name] = [
                 (folder / name / path, identity_of(status))
@@ -276,14 +276,16 @@ def _require_classes(folder: Path) -> None:
     try:
         parts = find_image_parts(folder)
     except UserError as error:
-        raise UserError(f"{error}; or give names= of all, if these are classes") from None
+        raise UserError(
+            f"{error}; or give names= of all classes, if the folders are classes"
+        ) from None
     if parts is not None:
         raise UserError(both_parts_problem(folder))
     only = [path for path in _folders(folder) if named(path.name).kind and _folders(path)]
     if only and len(only) == len(_folders(folder)):
         raise UserError(
             f"{folder} must hold a folder of images for each class: it holds "
-            f"{shown([path.name for path in only])}, whose folders may be classes"
+            f"{shown([path.name for path in only])}, whose subfolders may be classes"
         )
 
 
@@ -303,7 +305,7 @@ def _require_no_image(path: Path) -> bool:
     if head.startswith(MAGIC) or head[8:12] in BRANDS:
         raise UserError(
             f"{path} is an image, but its name does not end in one of {', '.join(SUFFIXES)}: "
-            "rename or convert it, or move it away"
+            "rename, convert or move the file"
         )
     return False
 
@@ -333,7 +335,7 @@ def _image(path: Path, before: Identity) -> Iterator[Any]:
         except UserError:
             raise
         except Exception as error:  # Pillow raises any exception for a damaged file
-            raise UserError(f"{path} is no image that can be read: {line_of(error)}") from None
+            raise UserError(f"{path} is not a readable image: {line_of(error)}") from None
 
 
 def _checked_size(size: Sequence[int]) -> tuple[int, int]:

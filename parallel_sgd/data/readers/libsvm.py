@@ -173,7 +173,7 @@ class LibSVM(Dataset):
                 return [finite_number(label)]
             tokens = [label]
             if self._target == "labels":
-                required = "whole numbers with commas between"
+                required = "whole numbers separated by commas"
                 tokens = label.split(b",") if label else []
             labels = [whole_number(token) for token in tokens]
         except ValueError:
@@ -262,7 +262,7 @@ def load_libsvm(
         largest = split_over_ranks(lambda b, e: largest_index(file, begins[b:e]), len(begins), comm)
         width = int(largest.max()) + zero_based
         if not width:
-            raise UserError(f"{file.name} names no features to tell how many there are: give it")
+            raise UserError(f"{file.name} names no features to count: give the number of features")
     return LibSVM(file, begins, width, zero_based=zero_based, target=kind, classes=labels)
 
 
@@ -283,7 +283,7 @@ def _checked_classes(classes: Any) -> int | tuple[int, ...] | None:
     if isinstance(classes, Sequence | np.ndarray) and not isinstance(classes, str | bytes):
         listed = tuple(integer("classes", one, -LARGEST_INTEGER) for one in classes)
         if not listed or len(set(listed)) < len(listed):
-            raise UserError(f"classes={shown(classes)} must be labels, each of them once")
+            raise UserError(f"classes={shown(classes)} must be labels without repeats")
         return listed
     return integer("classes", classes, 1)
 

@@ -76,12 +76,12 @@ def named(name: str) -> Named:
     return Named(kind, "/".join(sorted(found)), others)
 
 
-REQUIRED = "one part to train on and one to test on, named so (train, test, validation, dev …)"
+REQUIRED = "a training part and a test part, named so (train, test, validation, dev …)"
 
 
 def both_parts_problem(place: Path) -> str:
     """Return the error for a folder with two parts if a single data set was requested."""
-    return f"{place} holds data to train on and data to test on: data.load_train_test gives both"
+    return f"{place} holds training data and test data: data.load_train_test opens both"
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,17 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
             if paths
         )
         raise UserError(
-            f"{place} must hold {REQUIRED}, and no others, or no parts at all: it holds {held}"
+            f"{place} must hold {REQUIRED}, and nothing else, or no parts: it holds {held}"
         )
     return Parts(tuple(train), tuple(test or validation), tuple(validation if test else ()))
 
 
 _NO_PART = Named("", "", frozenset())
 _PURPOSES = {
-    "train": "to train on",
-    "validation": "to validate on",
-    "test": "to test on",
-    "": "named as neither",
+    "train": "for training",
+    "validation": "for validation",
+    "test": "for test",
+    "": "of neither name",
 }
 
 

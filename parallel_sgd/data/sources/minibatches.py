@@ -262,8 +262,8 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         waiting = feed.samples - learner.samples
         if 0 <= position - waiting < samples <= position:
             learner.fail(
-                f"epoch {number} has been given already, and {waiting} samples of it wait for "
-                "their step"
+                f"epoch {number} has been issued already, and {waiting} of its samples wait for "
+                "a step"
             )
         return min(max(position, 0), samples)
 

@@ -83,17 +83,17 @@ class RankSource(MinibatchSource):
         size, minibatch_size = learner.comm.size, self.minibatch_size
         if not isinstance(minibatch_size, int) or minibatch_size < size:
             return (
-                f"minibatch_size={shown(minibatch_size)} must be one number, at least that of the "
-                f"ranks, {size}, where each has data of its own"
+                f"minibatch_size={shown(minibatch_size)} must be one number, at least the "
+                f"number of ranks, {size}, if each rank has separate data"
             )
         if learner.comm.fault_tolerant:
             return (
-                "each rank has data of its own, which nobody else could go on with where it has "
-                "died: leave out --survive, or train with parameter servers, whose workers need not"
+                "each rank has separate data, with which no other rank can continue after a "
+                "failure: run without --survive, or train with parameter servers"
             )
         if not learner.distributed:
             return (
-                "distributed_after must be 0 where each rank has data of its own: a warm start "
+                "distributed_after must be 0 if each rank has separate data: a warm start "
                 "needs the same minibatch on every rank"
             )
         return None
