@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import RanksChanged, RanksLost
@@ -76,8 +77,8 @@ def raise_rank_failure(error: BaseException | None, place: str) -> None:
         raise RanksLost(f"a rank has failed: found in {place}") from error
 
 
-class RankFailures:
-    """Context manager: raises `RanksLost` for MPI's errors about failed ranks. Local.
+class RankFailures(ContextDecorator):
+    """Context manager and decorator: raises `RanksLost` for MPI's errors about failed ranks. Local.
 
     Args:
         place: name of the work inside, for the message.

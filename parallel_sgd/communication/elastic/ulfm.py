@@ -11,7 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ...errors import RanksLost
-from ..endpoint import Bytes, Endpoint, Header, Transfer
+from ..endpoint import Endpoint
 from ..job_environment import requested_spares
 from ..liveness.finish import CollectiveCounter, call_last
 from ..liveness.heartbeat import own
@@ -108,6 +108,10 @@ class UlfmEndpoint(MpiEndpoint):
     _failed = False  # True after a rank failure
     _pending: tuple[MpiTransfer, ...] = ()
 
+    listen = _failures(MpiEndpoint.listen)
+    receive = _failures(MpiEndpoint.receive)
+    send = _failures(MpiEndpoint.send)
+
     def _raise_rank_failure(self, error: MPI.Exception) -> None:
         try:
             super()._raise_rank_failure(error)
@@ -118,18 +122,6 @@ class UlfmEndpoint(MpiEndpoint):
     def _track(self, transfer: MpiTransfer) -> MpiTransfer:
         self._pending = (*(pending for pending in self._pending if pending.rest), transfer)
         return transfer
-
-    def listen(self, peer: int) -> None:
-        with _failures:
-            super().listen(peer)
-
-    def receive(self, peer: int, body: Bytes) -> Transfer:
-        with _failures:
-            return super().receive(peer, body)
-
-    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        with _failures:
-            return super().send(peer, header, body)
 
     def close(self) -> None:
         if not self._failed:  # otherwise `abandon` handles pending requests
