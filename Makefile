@@ -37,21 +37,23 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
-.PHONY: convergence-compression convergence-torch test-unit test-processes test-threads test-python $(WORLDS)
+.PHONY: convergence-compression convergence-torch $(WORLDS)
+.PHONY: test-unit test-processes test-compiling test-threads test-python
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
 	$(call RUN,mpich,4) train.py --gradient-bits 1 --hidden 512 --epochs 40 \
 		--lr 0:0.3,40000:0.05 --compare-serial
 
-# Three at a time on two cores: tests that start jobs mostly wait, so these come first. Worlds of more
-# ranks have their turn alone. What each target prints is kept together.
-THREE = $(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# What each target prints is kept together.
+AT_ONCE = $(MAKE) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) --jobs=
 ONE_RANK := $(filter %-1,$(WORLDS))
 
+# First what compiles the kernels: a job of the other tests has no time for that. Then three at a time
+# on two cores: tests that start jobs mostly wait. Worlds of more ranks have their turn alone.
 test: $(MPIS:%=.venv/%/installed)
-	$(THREE) $(addprefix test-integration-,$(MPIS)) test-threads test-unit test-processes \
-		$(ONE_RANK) test-docs lint
+	$(AT_ONCE)2 test-compiling test-docs lint
+	$(AT_ONCE)3 $(addprefix test-integration-,$(MPIS)) test-threads test-unit test-processes $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
@@ -169,8 +171,14 @@ test-unit: .venv/mpich/installed
 test-processes: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/processes
 
+# These two need every kernel.
+COMPILING := $(addprefix tests/parallel/test_,golden.py embedding.py)
+
+test-compiling: .venv/mpich/installed
+	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING)
+
 test-threads: .venv/mpich/installed
-	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest tests/parallel
+	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING:%=--ignore=%) tests/parallel
 
 # Beside the tests, that optimized bytecode without docstrings has every option and its help.
 test-python: OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
