@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -289,7 +290,7 @@ def test_a_push_of_few_bits_and_its_residual_are_kept(bits: int, spares: int) ->
     assert number > 60
 
 
-def rows_of_a_table(comm: Communicator) -> Any:
+def rows_of_a_table(comm: Communicator, *, prefetches: bool = False) -> Any:
     table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, tables=(table,))
     parameters = psgd.Parameters({"W": np.zeros(3)})
@@ -298,7 +299,11 @@ def rows_of_a_table(comm: Communicator) -> Any:
         rows = None
         for _ in range(0 if learner.serves else STEPS):
             learner.tables["words"].push(ids, np.full((10, 2), -float(BASE**number), "f4"), 1)
+            if prefetches:
+                learner.tables["words"].prefetch(ids)
             learner.step(1)
+            if prefetches:
+                learner.tables["words"].rows(ids)
         if not learner.serves:
             learner.surviving(learner.meet)
             rows = learner.tables["words"].rows(ids)
@@ -306,10 +311,12 @@ def rows_of_a_table(comm: Communicator) -> Any:
         return rows
 
 
-def test_rows_of_tables_are_kept_where_a_worker_dies() -> None:
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_rows_of_tables_are_kept_where_a_worker_dies(prefetches: bool) -> None:
+    body = partial(rows_of_a_table, prefetches=prefetches)
     for number in range(3, 60, 6):
         with FailurePlan(Failure(1, message=number)) as plan:
-            results = simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
+            results = simulate_recovery(RANKS, body, timeout_s=30)
         if not plan.struck:
             break
         assert results[0] is not None
