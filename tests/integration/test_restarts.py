@@ -160,5 +160,5 @@ def test_a_job_that_is_asked_to_leave(folder: Path, to: str) -> None:
         assert within(SECONDS, lambda: job.poll() is not None)
     output = Path("output").read_text()
     assert job.returncode == 0, output
-    assert f"restart 1 goes on from checkpoint 'run/checkpoints/{int(match[1]):012d}'" in output
+    assert f"restart 1 continues from checkpoint 'run/checkpoints/{int(match[1]):012d}'" in output
     assert Path("run/model.npz").exists()

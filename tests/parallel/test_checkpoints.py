@@ -397,7 +397,7 @@ def test_a_damaged_rank_is_everybodys(comm, tmp_path):
             shutil.copy(second / name, folder / "whole")
             DAMAGES[damage](second / name)
         comm.barrier()
-        earlier = rf"an earlier one is whole and can be given instead: '{first}'"
+        earlier = rf"an earlier checkpoint is whole and can be given instead: '{first}'"
         with pytest.raises(UserError, match=rf"{second}' is damaged: {name}.*{earlier}"):
             psgd.load_checkpoint(learner, folder)
         with pytest.raises(UserError, match=rf"is damaged: {name} [^;]*$"):

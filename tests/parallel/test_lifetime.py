@@ -163,7 +163,7 @@ def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeyp
         with pytest.raises(UserError, match="No space left on device"):
             checkpoints.close()
         checkpoints.close()
-        with pytest.raises(UserError, match=r"Checkpoints\(.*\) are closed"):
+        with pytest.raises(UserError, match=r"Checkpoints\(.*\) is closed"):
             checkpoints.save(learner)
         assert {path.name for path in folder.iterdir()} <= {LOCK}
         learner._close(failed=True)

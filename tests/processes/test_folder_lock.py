@@ -63,7 +63,8 @@ def learner():
 
 def test_who_holds_it_is_said_and_the_end_of_a_killed_one_frees_it(tmp_path, other):
     run = tmp_path / "run"
-    said = rf"^output='{run}' is in use: process {other.pid} on host \S+ writes to it, since 20"
+    holder = rf"process {other.pid} on host \S+ has been writing there since 20"
+    said = rf"^output='{run}' is in use: {holder}"
     folder = RunFolder(run, {}, resumed=True)
     for take in (folder.hold, folder.create, lambda: folder.append_metrics({"samples": 1})):
         with pytest.raises(UserError, match=said):

@@ -175,7 +175,7 @@ def test_partial_writes_and_places_without_a_checkpoint(saved):
     with pytest.raises(UserError, match="is a partial write"):
         psgd.load_checkpoint(learner, part)
     (empty := folder.parent / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty' has no checkpoint"):
+    with pytest.raises(UserError, match=r"empty' contains no checkpoint"):
         psgd.load_checkpoint(learner, empty)
     with pytest.raises(UserError, match=r"must be a folder"):
         psgd.load_checkpoint(learner, folder / "nowhere")
@@ -187,17 +187,17 @@ def test_partial_writes_and_places_without_a_checkpoint(saved):
 
 
 def test_the_newest_is_damaged(saved):
-    """It is not passed over in silence; the one before it is named."""
+    """It is not skipped in silence; the one before it is named."""
     learner, checkpoints = train(learner_of(), 4), psgd.Checkpoints(saved.parent)
     checkpoints.save(learner, background=False)
     newest = checkpoints.latest()
     assert newest is not None and newest != saved
     (newest / "rank-00000.json").unlink()
-    hint = rf"rank-00000.json is missing.*an earlier one is whole .*: '{saved}'"
+    hint = rf"rank-00000.json is missing.*an earlier checkpoint is whole .*: '{saved}'"
     with pytest.raises(UserError, match=hint):
         psgd.load_checkpoint(learner, saved.parent)
     (saved / "manifest.json").unlink()
-    with pytest.raises(UserError, match="there is no whole one before it"):
+    with pytest.raises(UserError, match="there is no whole checkpoint before it"):
         psgd.load_checkpoint(learner, saved.parent)
 
 

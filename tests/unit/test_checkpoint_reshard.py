@@ -199,7 +199,7 @@ def test_a_field_that_does_not_say_what_it_means(tmp_path):
 
     simulate(2, save)
     simulate(2, lambda comm: psgd.load_checkpoint(Learning(comm), tmp_path))
-    with pytest.raises(UserError, match=r"algorithm.untold does not say what it means"):
+    with pytest.raises(UserError, match=r"algorithm.untold does not declare its meaning"):
         simulate(3, lambda comm: psgd.load_checkpoint(Learning(comm), tmp_path))
 
 

@@ -208,8 +208,8 @@ def test_misuse(run):
         Path("run/options.json").write_text(before)
     for text, wrong in {
         "[" * 100_000: "is a JSON document that is nested too deep",
-        "9" * 5000: "is a JSON document with a number of too many digits",
-        "[1": "is no JSON document: ",
+        "9" * 5000: "is a JSON document with a number that has too many digits",
+        "[1": "is not a JSON document: ",
         "{}": "it lacks 'outputs'",
     }.items():
         Path("run/options.json").write_text(text)

@@ -98,7 +98,7 @@ def test_the_same_program_goes_on(job, number, capsys):
     assert same(job(number), expected)
     assert lines() == [samples for samples, _ in expected[1]]
     said = capsys.readouterr().err
-    assert f"restart {number} goes on from checkpoint 'run/checkpoints/000000000064'" in said
+    assert f"restart {number} continues from checkpoint 'run/checkpoints/000000000064'" in said
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(job, capsys):
@@ -109,8 +109,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over(job, capsys):
     file.write_bytes(file.read_bytes()[:-5])
     assert same(job(1), expected)
     said = capsys.readouterr().err
-    assert "passed over: checkpoint" in said and "bytes instead of" in said
-    assert f"goes on from checkpoint 'run/checkpoints/{56:012d}'" in said
+    assert "parallel-sgd: skipped: checkpoint" in said and "bytes instead of" in said
+    assert f"continues from checkpoint 'run/checkpoints/{56:012d}'" in said
 
 
 @pytest.mark.parametrize(("resume", "before"), [(True, 0), (True, 32), ("run", 32)])
@@ -129,7 +129,7 @@ def test_the_only_checkpoint_of_the_job_is_damaged(job, capsys, resume, before):
     done = job(1, **options)
     assert same(done, expected)
     said = capsys.readouterr().err
-    assert "passed over: checkpoint" in said and "begins as the job has begun" in said
+    assert "parallel-sgd: skipped: checkpoint" in said and "starts from the beginning" in said
 
 
 def test_only_what_the_job_itself_has_written(job, capsys):
@@ -139,7 +139,7 @@ def test_only_what_the_job_itself_has_written(job, capsys):
     expected = whole_without_folder(job)
     assert job(0, ends_after=8, **x) is None  # killed before its first checkpoint
     assert same(job(1, **x), expected)
-    assert "begins as the job has begun" in capsys.readouterr().err
+    assert "starts from the beginning" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_loop_of_ones_own_goes_on(loop, capsys):
     file.write_bytes(file.read_bytes()[:-5])
     flat, resumed = loop(1)
     assert resumed == 16 and np.array_equal(flat, expected)
-    assert "goes on from checkpoint 'run/checkpoints/000000000016'" in capsys.readouterr().err
+    assert "continues from checkpoint 'run/checkpoints/000000000016'" in capsys.readouterr().err
     assert len([*Path("run/checkpoints").glob("*.aside")]) == 2
 
 

@@ -48,7 +48,7 @@ def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArra
         comparison.check(state, "", saved[name], name)
     unused = sorted(arrays.keys() - comparison.used)
     if unused:
-        raise UserError(f"has {unused[0]}, which is no part of its state")
+        raise UserError(f"has {unused[0]}, which is not a part of its state")
 
 
 def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
@@ -120,7 +120,7 @@ class _Comparison:
 
     def _state(self, live: Any, saved: Any, where: str) -> None:
         if not isinstance(saved, dict):
-            had = "nothing" if saved is None else "something else"
+            had = "nothing" if saved is None else "another kind of value"
             raise UserError(f"has {had} for {where}, unlike these options")
         live_fields = {field.name: field for field in state_fields(live)}
         for name in sorted(live_fields.keys() ^ saved.keys()):
@@ -147,7 +147,7 @@ class _Comparison:
     ) -> None:
         _require_kind(live, annotation, saved, where)
         if not _names_array(saved) or saved[0].rstrip("'") != where:
-            raise UserError(f"has {shown(saved)} for {where}, which is no array's name")
+            raise UserError(f"has {shown(saved)} for {where}, which is not the name of an array")
         if saved[0] not in self._arrays:
             raise UserError(f"lacks the array {saved[0]}")
         self.used.add(saved[0])
@@ -174,7 +174,9 @@ def _require_kind(live: Any, annotation: str, saved: Any, where: str) -> None:
     if "float" in allowed:
         allowed.add("int")
     if ANY not in allowed and _kind(saved) not in allowed:
-        raise UserError(f"has something else for {where}, unlike these options: {shown(saved)}")
+        raise UserError(
+            f"has another kind of value for {where}, unlike these options: {shown(saved)}"
+        )
 
 
 def _kind(value: Any) -> str:

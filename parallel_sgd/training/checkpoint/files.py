@@ -91,7 +91,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         UserError: the checkpoint has an unsupported format.
     """
     if path.name.endswith(".part"):
-        raise Damaged(f"checkpoint {str(path)!r} is a partial write: it was never finished")
+        raise Damaged(f"checkpoint {str(path)!r} is a partial write, which was never finished")
     try:
         exists = (path / MANIFEST).exists()
     except OSError as error:  # no permission to search the folder
@@ -110,7 +110,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = parsed(data)
         version = manifest.get("format") if isinstance(manifest, dict) else None
         if version is None:
-            raise UserError("it lacks 'format'")
+            raise UserError("'format' is missing")
     if version not in READABLE:
         raise UserError(
             f"checkpoint {str(path)!r} has format {shown(version)}, written by parallel_sgd "

@@ -183,9 +183,9 @@ class FolderLock:
     def _in_use(self, path: Path, holder: dict[str, Any]) -> str:
         who = f"process {holder.get('process', '?')} on host {holder.get('host', '?')}"
         return (
-            f"{self._name}={str(self._folder)!r} is in use: {who} writes to it, since "
-            f"{holder.get('since', '?')}. Wait for its end, or take another folder (only where "
-            f"that host is lost: remove {str(path)!r})"
+            f"{self._name}={str(self._folder)!r} is in use: {who} has been writing there since "
+            f"{holder.get('since', '?')}. Wait for this process to end, or use another folder "
+            f"(only if that host has failed: remove {str(path)!r})"
         )
 
 

@@ -103,9 +103,9 @@ def _newest_of_this_job(folder: Path) -> Path | None:
         return None
     path = newest_whole(folder, lambda job: job == job_name())
     action = (
-        f"begins as the job has begun: it has no whole checkpoint in {str(folder)!r}"
+        f"starts from the beginning: the job has no whole checkpoint in {str(folder)!r}"
         if path is None
-        else f"goes on from checkpoint {str(path)!r}"
+        else f"continues from checkpoint {str(path)!r}"
     )
     print_labelled(f"parallel-sgd: restart {number} {action}")
     return path
@@ -125,7 +125,7 @@ def newest_whole(
                 continue
             require_whole(path)
         except UserError as error:
-            print_labelled(f"parallel-sgd: passed over: {error}")
+            print_labelled(f"parallel-sgd: skipped: {error}")
             continue
         return path
     return None

@@ -184,13 +184,13 @@ def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
         The checkpoint, its manifest, and whether `path` named the checkpoint itself.
     """
     if not path.is_dir():
-        raise UserError(f"checkpoint {str(path)!r} must be a folder: there is none")
+        raise UserError(f"checkpoint {str(path)!r} must be a folder: it does not exist")
     named = files.NAME.fullmatch(path.name) or path.name.endswith(".part")
     if named or (path / files.MANIFEST).exists():
         return path, files.read_manifest(path), True
     checkpoints = files.checkpoints_in(folder_of(path))
     if not checkpoints:
-        raise UserError(f"{str(path)!r} has no checkpoint")
+        raise UserError(f"{str(path)!r} contains no checkpoint")
     try:
         return checkpoints[-1], files.read_manifest(checkpoints[-1]), False
     except Damaged as error:
@@ -205,8 +205,8 @@ def _earlier_hint(damaged: Path) -> str:
             files.require_whole(path)
         except UserError:
             continue
-        return f"; an earlier one is whole and can be given instead: {str(path)!r}"
-    return "; there is no whole one before it"
+        return f"; an earlier checkpoint is whole and can be given instead: {str(path)!r}"
+    return "; there is no whole checkpoint before it"
 
 
 def _read(

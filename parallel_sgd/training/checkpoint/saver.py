@@ -118,7 +118,9 @@ class Checkpoints:
         of every rank.
         """
         if self._closed:
-            raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
+            raise UserError(
+                f"Checkpoints({str(self.folder)!r}) is closed: it can save no more checkpoints"
+            )
         if require_learner(learner).serves:
             return
         learner.access.require_own("save")
@@ -146,7 +148,7 @@ class Checkpoints:
         except UserError as error:
             problem = str(error)
         except MemoryError as error:
-            problem = f"no memory for the copy of a checkpoint: {error}"
+            problem = f"not enough memory for the copy of a checkpoint: {error}"
         learner.comm.raise_together(problem)
         manifest = self._manifest(learner, metric)
         background_comm = self._communicator(learner) if background else None

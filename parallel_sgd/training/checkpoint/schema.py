@@ -30,11 +30,11 @@ def parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"is no JSON document: {error}") from None
+        raise UserError(f"is not a JSON document: {error}") from None
     except RecursionError:
         raise UserError("is a JSON document that is nested too deep") from None
     except ValueError:  # raised by `int`
-        raise UserError("is a JSON document with a number of too many digits") from None
+        raise UserError("is a JSON document with a number that has too many digits") from None
 
 
 def check_manifest(manifest: Any) -> None:
@@ -46,7 +46,7 @@ def check_manifest(manifest: Any) -> None:
     _mapping_of(MANIFEST)("manifest", manifest)
     ranks, files = manifest["ranks"], len(manifest["files"])
     if 2 * ranks > files:
-        raise UserError(f"ranks={ranks} need two files each, but there are {files}")
+        raise UserError(f"ranks={ranks} need two files each, but there are {files} files")
 
 
 def check_numbers(numbers: Any) -> None:
@@ -116,7 +116,7 @@ def _matching(pattern: re.Pattern[str], what: str) -> Check:
 
 def _metric(name: str, value: Any) -> None:
     if value is not None and not (isinstance(value, float) and math.isfinite(value)):
-        raise UserError(f"{name}={shown(value)} must be a finite number or nothing")
+        raise UserError(f"{name}={shown(value)} must be a finite number or null")
 
 
 def _shape(name: str, value: Any) -> None:

@@ -97,7 +97,7 @@ class _Resharding:
             for rank, value in enumerate([] if is_open else saved):
                 if value.keys() != saved[0].keys():
                     odd = sorted(value.keys() ^ saved[0].keys())[0]
-                    raise UserError(f"has {where}.{odd} on one of the ranks 0 and {rank} alone")
+                    raise UserError(f"has {where}.{odd} on only one of the ranks 0 and {rank}")
             names = dict.fromkeys(name for value in saved for name in value)
             return {
                 name: self._walk(
@@ -116,7 +116,7 @@ class _Resharding:
         lacking = any(value is None for value in saved) and rule not in may_lack
         if resharded is None or lacking:
             raise UserError(
-                f"{where} does not say what it means on another number of ranks "
+                f"{where} does not declare its meaning on another number of ranks "
                 "(parallel_sgd.state.across)"
             )
         if rule in ("mean", "sum"):

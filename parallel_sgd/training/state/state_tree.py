@@ -150,7 +150,7 @@ def _capture(value: Any, where: str) -> Any:
         }
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise UserError(f"{where}: only texts can name what a checkpoint holds")
+            raise UserError(f"{where}: keys in a checkpoint must be texts")
         return {name: _capture(entry, f"{where}.{name}") for name, entry in value.items()}
     if isinstance(value, PLAIN) or (is_array(value) and value.dtype != object):
         return value
