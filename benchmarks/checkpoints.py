@@ -1,4 +1,4 @@
-"""What a checkpoint costs: against a plain write of the same bytes, and to training meanwhile.
+"""The cost of a checkpoint: against a plain write of the same bytes, and to training meanwhile.
 
 One rank with Adam: a checkpoint holds three vectors of the model's size. The plain write is one
 `write` of all bytes and an `fsync`, on the same disk, before and after. A step of training

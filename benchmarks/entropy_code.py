@@ -1,13 +1,13 @@
 """The entropy code beside the entropy of its values and beside interleaved rANS, on one thread.
 
-The step is the one that an exchange would find for so many bits. The vector is that of
-`python -m benchmarks kernels`, whose layers have unlike sizes. H0 is the entropy of its quantized
-values: no code with one table for the whole vector is shorter. Ours has a header for each 2,048
-values, so it is shorter where layers are unlike. Rows "alike" are of normal numbers of one size.
+The step is that of an exchange with the same bits. The vector is that of
+`python -m benchmarks kernels`: its layers have unlike sizes. H0 is the entropy of the quantized
+values: no code with a single table for the whole vector is shorter. Our code has a header for each
+2,048 values, and is shorter if layers are unlike. Rows "alike" are of normal numbers of equal size.
 
-rANS gets values that are quantized already, as symbols, so its time has neither the quantization
-nor the residual; ours has both. It is compiled by Numba and divides where a table of reciprocals
-could multiply.
+rANS gets quantized values, as symbols. So the time of rANS has neither the quantization nor the
+residual; our time has both. rANS is compiled by Numba, and divides instead of multiplying by a
+table of reciprocals.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Coded:
     """A vector in both codes.
 
     Attributes:
-        values, symbols: those that occur, and of each place its number among them.
-        message, stream: ours, uint8, and that of rANS, uint16.
+        values, symbols: the distinct values, and the number of each place's value.
+        message, stream: our code, uint8, and rANS, uint16.
     """
 
     def __init__(self, vector: Array, bits: float) -> None:

@@ -1,4 +1,4 @@
-"""Figures of what a report compares: everything it needs is in the rows, so in their JSON too."""
+"""Figures of reports, drawn from the rows alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNITS = {
 
 
 def beside_references(report: Report) -> Any:
-    """A panel for each unit: what was measured, and the peer or limit that it is compared with."""
+    """Draw a panel for each unit: measured values, each beside its peer or limit."""
     rows = [row for row in report.rows if row.ratio]
     units = [unit for unit in dict.fromkeys(row.unit for row in rows) if unit in UNITS]
     panels = [[row for row in rows if row.unit == unit] for unit in units]
@@ -67,7 +67,7 @@ def beside_references(report: Report) -> Any:
 
 
 def predictions(report: Report) -> Any:
-    """Measured against predicted, by bits and hosts; the line of equality, and a band around it."""
+    """Draw measured against predicted times; the line of equality, and a band around it."""
     figure, axes = require_matplotlib().subplots(figsize=(7.5, 7), layout="constrained")
     points: list[tuple[list[float], Row]] = [
         ([float(part) for part in parts], row)
@@ -99,7 +99,7 @@ def predictions(report: Report) -> Any:
 
 
 def by_size(report: Report) -> Any:
-    """Time of a sum by the vector's size, for each variant; and what the links allow."""
+    """Draw the time of a sum by the vector's size, for each variant; and the links' limit."""
     figure, axes = require_matplotlib().subplots(figsize=(8.5, 6.5), layout="constrained")
     variants: dict[str, list[tuple[float, Row]]] = {}
     for row in report.rows:
@@ -131,7 +131,7 @@ def by_size(report: Report) -> Any:
 
 
 def by_bits(report: Report) -> Any:
-    """Time of a sum and bytes sent, by bits, beside MPI_Allreduce and the theory."""
+    """Draw the time and bytes of a sum, by bits, beside MPI_Allreduce and the theory."""
     pyplot = require_matplotlib()
     figure, (times, sizes) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     kinds = {"collective": "time", "pipelined": "transport pipelined, time"}
@@ -158,7 +158,7 @@ def by_bits(report: Report) -> Any:
 
 
 def pairs(report: Report) -> Any:
-    """Of every seed the loss beside that of serial SGD; and the mean difference in its margin."""
+    """Draw every seed's loss beside serial SGD; and the mean difference in its margin."""
     pyplot = require_matplotlib()
     figure, (losses, margin) = pyplot.subplots(
         1, 2, figsize=(11, 5), layout="constrained", width_ratios=(1.2, 1)
@@ -207,7 +207,7 @@ def _colors() -> Sequence[str]:
 
 
 def _label(axes: Axes, rows: Sequence[Row]) -> None:
-    """The rows' names on the left; on the right their ratio and what they are beside."""
+    """Write the rows' names on the left; on the right ratio and reference."""
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)], fontsize=9)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="x", alpha=0.3)
@@ -240,7 +240,7 @@ DRAWINGS: tuple[tuple[str, Drawing], ...] = (
 
 
 def draw(report: Report, path: str | os.PathLike[str]) -> None:
-    """Draw a report's own figures, or else what its rows compare."""
+    """Draw a report's own figures, or else its rows."""
     if isinstance(report, DrawnReport):
         report.draw(path)
         return

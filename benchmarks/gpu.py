@@ -1,13 +1,12 @@
-"""What one GPU can show: kernels, copies to and from the host, exchanges of ranks that share it.
+"""Measurements on a GPU: kernels, copies to and from the host, exchanges of ranks on the same GPU.
 
-Every kernel first runs beside the reference on the same random data, and all its arrays are
-compared byte for byte. Then it runs on vectors that fill the chip. Its bandwidth counts the bytes
-that it must move, and stands as a fraction of a device-to-device copy measured in the same run. The
-entropy code adds to some sectors only, but is counted as if it added to all; its time has the waits
-for the device in it. Pieces that are staged for MPI stand beside the rate of one long copy of
-pinned memory. Sums of ranks that share the GPU are compared with NumPy's bit for bit before they
-are timed. NCCL, which wants a GPU for each rank, runs with one: that shows that the calls work, and
-nothing of speed.
+Every kernel first runs beside the reference on the same random data, and all arrays are compared
+byte for byte. Then the kernel runs on vectors that fill the chip. Its bandwidth counts the bytes
+that must be moved, as a fraction of a device-to-device copy in the same run. The entropy code adds
+to some sectors only, but is counted as adding to all; its time includes the waits for the device.
+Pieces staged for MPI stand beside the rate of a long copy of pinned memory. Sums of ranks that
+share the GPU are compared with NumPy's bit for bit before the timing. NCCL needs a GPU for each
+rank, so runs on a single rank: this shows that the calls work, and says nothing of speed.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> Report:
-    """Compare, then measure. Raises UserError where there is no GPU."""
+    """Compare, then measure. Raises UserError without a GPU."""
     cupy = _cupy()
     values = -(-options.values // SMALL) * SMALL
     compare(cupy)
@@ -99,7 +98,7 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
         arrays["x"].data.copy_from_device_async(arrays["gradient"].data, arrays["x"].nbytes)
 
     def again() -> None:
-        """Nothing is lost yet: or messages of the entropy code would grow from one to the next."""
+        """Clear the residual: messages of the entropy code must not grow from call to call."""
         copy()
         arrays["residual"].fill(0)
 
@@ -118,7 +117,7 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
 
 
 def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
-    """Add rows for MPI ranks that share the GPU; first their sums are checked."""
+    """Check the sums of MPI ranks that share the GPU, and add their rows."""
     timings = on_ranks(RANKS, "gpu:measure_ranks", {"values": values, "rounds": rounds})
     full = timings["32 collective"]["seconds"]
     for name, parts in timings.items():
@@ -196,7 +195,7 @@ def _compare_sums(comm: Communicator, cupy: Any, transport: str) -> None:
 
 
 def stage(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
-    """Add rows for copies out of a vector and into another, in GB/s each way."""
+    """Add rows for copies out of a vector and into a second vector, in GB/s each way."""
     source = cupy.asarray(np.random.default_rng(0).standard_normal(values, np.float32))
     target, host = cupy.zeros(values, np.float32), pinned_like(source)
     stream = cupy.cuda.get_current_stream()
@@ -208,7 +207,7 @@ def stage(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
         target.data.copy_from_host_async(host.ctypes.data, target.nbytes, stream)
 
     def blocking() -> None:
-        """As the collectives do it."""
+        """Copy as the collectives do."""
         source.get(stream=stream, out=host)
         stream.synchronize()
         target.set(host)
@@ -262,14 +261,14 @@ def _waited(cupy: Any, function: Call, rounds: int) -> float:
 
 
 def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
-    """Add rows for NCCL's transport on one rank; its sums must be those without it."""
+    """Add rows for NCCL's transport on a single rank; sums must equal those without NCCL."""
     comm = Communicator.single()
     parameters = Parameters({"W": cupy.zeros(values, np.float32)})
     given = cupy.asarray(np.random.default_rng(0).standard_normal(values, np.float32))
     try:
         started = [start_nccl(parameters, comm, "auto", lossless=bits == 32) for bits in (32, 1)]
     except UserError as error:
-        print(f"benchmarks: left out: {error}", file=sys.stderr)
+        print(f"benchmarks: skipped: {error}", file=sys.stderr)
         return
     for bits, (topology, nccl) in zip((32, 1), started, strict=True):
         codec = codec_for(bits) if bits < 32 else None
@@ -298,7 +297,7 @@ def _cupy() -> Any:
 
 
 def _arrays(n: int) -> Arrays:
-    """What the kernels work on, in the host's memory: n values each, and room for any payload."""
+    """Make the kernels' arrays in the host's memory: n values each, and room for any payload."""
     random = np.random.default_rng(0)
     names = ("gradient", "residual", "x", "m")
     vectors = {name: random.standard_normal(n).astype(np.float32) for name in names}
@@ -308,14 +307,14 @@ def _arrays(n: int) -> Arrays:
 
 
 def _layers(n: int) -> Any:
-    """A vector whose layers have unlike sizes."""
+    """Make a vector with layers of unlike sizes."""
     random = np.random.default_rng(1)
     scales = np.repeat(np.exp(1.5 * random.standard_normal(LAYERS)), -(-n // LAYERS))[:n]
     return (random.standard_normal(n) * scales).astype(np.float32)
 
 
 def _calls(arrays: Arrays) -> Iterator[KernelCall]:
-    """Every kernel with its arguments; what is decoded is what was encoded just before."""
+    """Yield every kernel with its arguments; each decodes the payload encoded just before."""
     gradient, residual, x, m, v, payload, layers = arrays.values()
     n = len(x)
     for bits in (1, 4, 8):
@@ -352,10 +351,10 @@ def _calls(arrays: Arrays) -> Iterator[KernelCall]:
 
 
 def _seconds(cupy: Any, launch: Call, before: Call, repeats: int) -> float:
-    """The median time of one launch, by events around it.
+    """Return the median time of a launch, by events around the launch.
 
-    `before` keeps the device busy until launch and events are queued, so that the time it takes
-    the host to launch is not counted.
+    `before` keeps the device busy until launch and events are queued, so the host's time for the
+    launch is not counted.
     """
     launch()  # compiles
     times: list[float] = []

@@ -1,15 +1,14 @@
 """The CPU kernels beside this machine's memory and beside plain NumPy, on one thread.
 
-The limit is the bandwidth of ``x -= a * y`` in place, which reads two vectors and writes one.
-Every kernel's bytes are what it cannot avoid to move: encoding at 1 bit reads g, reads and writes
-r and writes a bit, 12.125 bytes a value; decoding and adding moves 8.125.
+The limit is the bandwidth of ``x -= a * y`` in place, which reads two vectors and writes one. Every
+kernel's bytes are unavoidable: encoding at 1 bit reads g, reads and writes r and writes a bit,
+12.125 bytes a value; decoding and adding moves 8.125.
 
-Two thirds of axpy's bytes are reads, and what an ordinary store fills is read first. So where
-reads are the bottleneck, `largest magnitude` and decoding 16 bits end at 0.67 of axpy.
+Two thirds of axpy's bytes are reads, and an ordinary store reads its line first. So if reads are
+the bottleneck, `largest magnitude` and decoding 16 bits end at 0.67 of axpy.
 
-The entropy code encodes and decodes a vector whose layers have unlike sizes, with the step that an
-exchange would find for so many bits. It adds to fewer lines than all, but is counted as if it added
-to all.
+The entropy code encodes and decodes a vector with layers of unlike sizes, with the step of an
+exchange with the same bits. Decoding adds to fewer lines than all, but is counted as adding to all.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class KernelBench:
         )
 
     def _entropy(self, bits: float) -> None:
-        """Cases of the entropy code, each with the same message, which is of the layers alone."""
+        """Add cases of the entropy code, all with the same message, of the layers alone."""
         v, r, out, n = self.layers, self.error, self.out, self.n
         step = find_step(sample_of_sums([(None, v)]), bits, n).size
         room = memory.zeros(message_room(n), np.uint8)
@@ -187,7 +186,7 @@ class KernelBench:
         )
 
     def _numpy_encode(self) -> None:
-        """What one writes without kernels: whole-vector NumPy, as fast as it goes."""
+        """Encode without kernels: whole-vector NumPy, as fast as possible."""
         v = (self.gradient + self.residual).reshape(-1, BLOCK)
         bit = v >= 0
         ones = bit.sum(axis=1)

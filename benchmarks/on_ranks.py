@@ -1,4 +1,4 @@
-"""Runs a benchmark's function on K ranks, through the project's own launcher."""
+"""Runs a benchmark's function on K ranks, through the launcher."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def on_ranks(
         ranks: how many; started by `parallel-sgd run`, on this machine unless its options say more.
         function: a module of this package, whose `measure` is called, or "module:function".
         options: of JSON types.
-        inside: a command that starts the command which follows it.
+        inside: a command that starts the command after it.
         run_options: of `parallel-sgd run`.
         environ: instead of this process's environment.
     Raises:
-        UserError: the ranks ended with an error, which they have printed.
+        UserError: the ranks ended with an error, printed above.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
@@ -52,7 +52,7 @@ def on_ranks(
 
 
 def on_hosts(hosts: EmulatedHosts, function: str, options: dict[str, Any]) -> Any:
-    """`on_ranks` with one rank on each slot of an emulated cluster."""
+    """Call `on_ranks` with a rank on each slot of an emulated cluster."""
     return on_ranks(
         len(hosts.names) * hosts.slots,
         function,

@@ -1,4 +1,4 @@
-"""Figures of several panels with one title and one legend."""
+"""Figures of several panels with a common title and legend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def panels(
         titles: of the panels, by key, in rows of at most `columns`.
         size: of a panel, width and height in inches.
         notes: lines below the figure.
-        legend: where all labelled lines are named, a label once, and in how many columns.
+        legend: place of the common legend, and its number of columns.
         shared: `sharex` and `sharey` of matplotlib's `subplots`.
     """
     pyplot = require_matplotlib()

@@ -1,7 +1,7 @@
 """Interleaved rANS, the yardstick of `python -m benchmarks entropy-code`.
 
-Range asymmetric numeral systems (Duda, arXiv 1311.2540) with one table of frequencies for the
-whole message: within a thousandth the shortest code that looks at each value by itself. Eight
+Range asymmetric numeral systems (Duda, arXiv 1311.2540) with a single table of frequencies for the
+whole message: within a thousandth the shortest code for single values. Eight
 states take turns, as Giesen proposes (arXiv 1402.3392), so a processor works at several at once.
 """
 
@@ -22,7 +22,7 @@ LOW = 1 << 16  #: a state is not below between two values; 16 bits are written a
 
 
 def frequencies(symbols: Array) -> Array:
-    """Of each symbol, uint32, in parts of 2**SCALE; at least 1 where it occurs."""
+    """Return each symbol's frequency, uint32, in parts of 2**SCALE; at least 1 if present."""
     counts = np.bincount(symbols)
     parts = np.maximum(np.round(counts * (2**SCALE / len(symbols))), counts > 0).astype(np.int64)
     parts[parts.argmax()] += 2**SCALE - parts.sum()

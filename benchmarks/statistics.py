@@ -1,4 +1,4 @@
-"""Are two ways of training equally good? Paired by seed: the bootstrap, and equivalence tests."""
+"""Comparisons of two ways of training, paired by seed: the bootstrap, and equivalence tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of paired differences, one for each seed: below 0 is better where they are losses.
+    """The mean of paired differences of losses, by seed: below 0 is better.
 
     Attributes:
         mean, median: of the differences; far apart where a few seeds went wrong.
@@ -31,7 +31,7 @@ class Comparison:
 
     @property
     def reach(self) -> float:
-        """How far from 0 the 90 % interval goes, in margins: up to 1 is equivalent."""
+        """The reach of the 90 % interval from 0, in margins: up to 1 is equivalent."""
         return max(map(abs, self.interval_90)) / self.margin
 
     @property
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One of "equivalent"; "better", "worse" if the 95 % interval says so; "undecided"."""
+        """The verdict: "equivalent"; "better", "worse" by the 95 % interval; or "undecided"."""
         if self.equivalent:
             return "equivalent"
         low, high = self.interval_95
@@ -56,7 +56,7 @@ def compare(ours: npt.ArrayLike, theirs: npt.ArrayLike, margin: float) -> Compar
     """Compare two lists [seeds] of losses, paired.
 
     With ten pairs a percentile interval is a little too short: of normal differences a 90 %
-    interval covers the mean in about 86 % of all cases, a 95 % one in 92 %.
+    interval covers the mean in about 86 % of all cases, a 95 % interval in 92 %.
     """
     difference = np.asarray(ours, float) - np.asarray(theirs, float)
     return Comparison(

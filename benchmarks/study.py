@@ -32,8 +32,7 @@ returns its result."""
 class Search:
     """The search for the least score on a grid: ends when both neighbours of the best are worse.
 
-    Equal scores count as better to the left, so that the search leaves high learning rates at which
-    all runs diverge.
+    Equal scores count as better to the left, so the search leaves high rates with diverging runs.
 
     Args:
         start: the place to begin at.
@@ -71,13 +70,13 @@ class Search:
 
 
 class Runs(Generic[Run, Outcome]):
-    """Runs that are carried out once each, however many lines need them. A `with` block.
+    """Runs, each carried out once for all lines that need the run. A `with` block.
 
     Args:
         train: carries a run out.
-        jobs: how many at a time, each in a process of its own; 1: in this process.
-        minutes: from now; a run begins only if it should end in time, judged by the latest run of
-            the same kind. None: no limit.
+        jobs: how many at a time, each in a process; 1: in this process.
+        minutes: from now; a run begins only if its kind's latest run would end in time. None: no
+            limit.
         known: outcomes of earlier runs.
     """
 
@@ -100,7 +99,7 @@ class Runs(Generic[Run, Outcome]):
         self._jobs, self._pool = jobs, Here() if jobs == 1 else process_pool(jobs)
 
     def kind(self, run: Run) -> Hashable:
-        """Return what runs of about the same duration have in common."""
+        """Return a key of runs with about the same duration."""
         return None
 
     def save(self) -> None:
@@ -123,8 +122,8 @@ class Runs(Generic[Run, Outcome]):
     def follow(self, lines: Sequence[Line[Run, Outcome, T]]) -> list[T | None]:
         """Return each line's result; None if the time was too short, or a run raised an error.
 
-        Lines do not wait for each other; the runs of earlier lines begin first. An error, which
-        divergence is not, is printed, and ends the lines that need that run.
+        Lines do not wait for each other; the runs of earlier lines begin first. An error is
+        printed, and ends all lines with that run. Divergence is no error.
         """
         results: list[T | None] = [None] * len(lines)
         wanted = {number: next(line) for number, line in enumerate(lines)}
@@ -160,7 +159,7 @@ class Runs(Generic[Run, Outcome]):
             self._save_now_and_then()
 
     def _possible(self, runs: Iterable[Run]) -> Iterator[Run]:
-        """Yield the runs that have no outcome yet and may end in time."""
+        """Yield the runs without an outcome that may end in time."""
         for run in runs:
             expected = self._seconds.get(self.kind(run), 0.0)
             if run not in self.outcomes and time.monotonic() + expected < self._end:
@@ -197,7 +196,7 @@ class Here(Executor):
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
-    """Return a pool of processes with a core each, if there are enough; they end with this one."""
+    """Return a pool of processes with a core each, if possible; all end with this process."""
     context: SpawnContext = multiprocessing.get_context("spawn")
     for library in ("OPENBLAS", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")

@@ -1,23 +1,22 @@
-"""Does it learn as well? Two studies of the test loss on K logical ranks, paired by seed.
+"""Two studies of the test loss on K logical ranks, paired by seed.
 
 The first: all algorithms against serial SGD, on scikit-learn's digits and on the next byte of the
 Python library's source. Every run has the same number of samples; each rank has minibatches of 8
-(digits) or 16 samples and blocks of 8 minibatches, so that 64 ranks synchronize 16 times. "Tuned"
-rates are the best of a grid; "equal" ones are those tuned for serial SGD. Other entries say what
-they are.
+(digits) or 16 samples and blocks of 8 minibatches, so 64 ranks synchronize 16 times. "Tuned" rates
+are the best of a grid; "equal" rates are those tuned for serial SGD.
 
 --compression: gradients of 32 bits down to a tenth of one, each with plain SGD, momentum 0.9 and
 Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
-ranks have minibatches of 64 samples and take the same number of steps, however many they are. Every
-contender has a tuned rate of its own. Two more tasks, which take part where --task names them, are
-PyTorch's: a transformer on the next byte, and a ResNet on Fashion-MNIST, with torch.optim's SGD of
-momentum 0.9 and AdamW, through `parallel_sgd.torch.Learner`. The ResNet is measured by its test
-error in %, and its test set is the published one.
+ranks have minibatches of 64 samples and take the same number of steps for any number of ranks.
+Every contender has a tuned rate of its own. More tasks, named by --task, are PyTorch's: a
+transformer on the next byte, and a ResNet on Fashion-MNIST, with torch.optim's SGD of momentum 0.9
+and AdamW, through `parallel_sgd.torch.Learner`. The ResNet is measured by its test error in %, and
+its test set is the published one.
 
-A seed decides the data's split, the initial model and the order of the samples, alike for
-everybody. Rates are tuned over factors of 2, on seeds that are not reported. The learning rate
-falls linearly to a tenth; in the larger models it rises from there in the first sixteenth. Rates
-are chosen by the test loss, also where errors are compared.
+A seed decides the data's split, the initial model and the order of the samples, equally for all
+contenders. Rates are tuned over factors of 2, on unreported seeds. The learning rate falls linearly
+to a tenth; in the larger models the rate rises from a tenth in the first sixteenth. Rates are
+chosen by the test loss, also if errors are compared.
 
 "Equivalent" means that the mean difference in test loss, or error, lies within the margin with 95 %
 confidence (two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the

@@ -89,7 +89,7 @@ class Contender:
 
     @property
     def rates(self) -> str:
-        """Where the best rates come from: see `tuning.Setting`."""
+        """The origin of the best rates: see `tuning.Setting`."""
         return "tuned" if self.tuned else "as 32 bits"
 
 

@@ -1,4 +1,4 @@
-"""What makes steps of gradients, and the grids on which its rates are looked for."""
+"""Update rules, and the grids of their rates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Rule:
     Attributes:
         make: the optimizer, from the schedule of its rate.
         rates: the grid, by factors of 2.
-        start: the rate of it at which the search begins.
-        torch_name, torch_options: PyTorch's optimizer that is the same.
+        start: the rate at which the search begins.
+        torch_name, torch_options: PyTorch's equal optimizer.
     """
 
     make: Callable[[Schedule], Optimizer]
@@ -27,7 +27,7 @@ class Rule:
     torch_options: Mapping[str, float] = field(default_factory=dict)
 
     def of_torch(self, parameters: Any, lr: float) -> Any:
-        """PyTorch's optimizer of a model's parameters."""
+        """Make PyTorch's optimizer of a model's parameters."""
         import torch
 
         return getattr(torch.optim, self.torch_name)(parameters, lr=lr, **self.torch_options)

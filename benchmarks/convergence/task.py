@@ -1,4 +1,4 @@
-"""What is learned, and what of it is compared."""
+"""Tasks: data, a model, and a measure of the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Measure:
-    """What contenders are compared by: less is better."""
+    """A quantity in which contenders are compared: less is better."""
 
     name: str
     unit: str
@@ -31,8 +31,8 @@ ERROR = Measure("test error", "%")
 
 
 class Held(Dataset):
-    """Samples in memory that have been checked before, so that reading them costs next to nothing:
-    a simulated run does so a thousand times a second."""
+    """Checked samples in memory. Reading costs next to nothing: a simulated run reads a thousand
+    times a second."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -52,7 +52,7 @@ class Held(Dataset):
 def some_of(
     parts: tuple[Dataset, Dataset], wanted: tuple[int, int], seed: int
 ) -> tuple[Held, Held]:
-    """So many samples of a training and a test set, drawn from a seed."""
+    """Draw samples of a training and a test set from a seed, as many as wanted of each."""
     random = np.random.default_rng((seed, 2))
     train, test = (
         part.read(random.choice(len(part), count, replace=False, shuffle=False), dtype=None)
@@ -66,7 +66,7 @@ class Score:
     """
     Attributes:
         loss: mean over the samples, in nats.
-        error: of 100 samples, so many are wrong.
+        error: wrong samples in %.
     """
 
     loss: float
@@ -76,17 +76,17 @@ class Score:
 class Trained(Protocol):
     @property
     def learner(self) -> Learner:
-        """Of this rank."""
+        """The learner of this rank."""
 
     def step(self, x: Array, y: Array) -> None:
         """Train on a minibatch. Collective."""
 
     def score(self, test: Dataset) -> Score | None:
-        """Of what all ranks have in common, on rank 0; None elsewhere. Collective."""
+        """Score the common model on rank 0; return None on all more ranks. Collective."""
 
 
 class ArrayModel:
-    """A model of `parallel_sgd`'s."""
+    """A model of `parallel_sgd`."""
 
     def __init__(
         self, model: Any, optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator
@@ -114,16 +114,16 @@ class Task:
         title: for people.
         minibatch: samples of each rank in a minibatch.
         margin: of equivalence, in the unit of `measure`.
-        tuning_seeds: how many rates are chosen on; more where seeds differ more.
-        classes: that the model tells apart.
+        tuning_seeds: how many rates are chosen on; more if seeds differ more.
+        classes: of the labels.
         data: (training, test) for a seed and a budget of samples.
-        model: for a seed; here one of `parallel_sgd`'s.
-        samples: of all ranks in a run, on however many; or else
+        model: for a seed; here a model of `parallel_sgd`.
+        samples: of all ranks in a run, for any number of ranks; or else
         steps: in a run, each of a minibatch of every rank.
-        block: minibatches in a block, where ranks train alone.
-        warm_up: the part of a run in which the rate rises, from a tenth of the highest.
-        points: equally distant moments at which the test loss is taken; blocks of all K end there.
-        measure: by which contenders are compared; rates are chosen by the loss.
+        block: minibatches in a block of local updates.
+        warm_up: the part of a run with a rising rate, from a tenth of the highest.
+        points: equally distant tests of the model; blocks of all K end there.
+        measure: for comparisons; rates are chosen by the loss.
         log_scale: of the measure in figures.
     """
 
@@ -144,35 +144,35 @@ class Task:
 
     @property
     def ceiling(self) -> float:
-        """The loss of knowing nothing: runs that end above, or not at all, count as this."""
+        """The loss of knowing nothing, and of runs that end above or diverge."""
         return math.log(self.classes)
 
     @property
     def worst(self) -> float:
-        """What `measure` says of knowing nothing."""
+        """The measure of knowing nothing."""
         return self.ceiling if self.measure == LOSS else 100 * (1 - 1 / self.classes)
 
     @property
     def values(self) -> int:
-        """Of the model."""
+        """The number of the model's values."""
         return int(self.model(0).parameters.flat.size)
 
     def trained(
         self, seed: int, rule: Rule, rate: Schedule, algorithm: Algorithm[Any], comm: Communicator
     ) -> Trained:
-        """The model for a seed on one of the ranks that train it. Collective."""
+        """Make the model for a seed on a rank. Collective."""
         return ArrayModel(self.model(seed), rule.make(rate), algorithm, comm)
 
     def budget(self, ranks: int) -> int:
-        """Samples of all ranks in a run."""
+        """Return the samples of all ranks in a run."""
         return self.samples or self.steps * self.minibatch * ranks
 
     def steps_on(self, ranks: int) -> int:
-        """Minibatches of every rank in a run."""
+        """Return the minibatches of every rank in a run."""
         return self.budget(ranks) // (self.minibatch * ranks)
 
     def shortened(self, times: int, tuning_seeds: int | None) -> Task:
-        """With so many times fewer samples or steps, tuned on so many seeds if given."""
+        """Divide samples or steps by `times`, and replace the number of tuning seeds if given."""
         return replace(
             self,
             samples=self.samples // times,

@@ -1,4 +1,4 @@
-"""The largest 16 of every 1024 values: what others send few values with, as a codec in NumPy."""
+"""The largest 16 of every 1024 values: the usual sparse codec, in NumPy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BYTES = 2 + 4  #: of a value that is sent: its place and itself
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):
-    """Of every block the values of largest magnitude, as they are: 48 bits for each 64 values.
+    """Send the values of largest magnitude of each block unchanged: 48 bits for each 64 values.
 
-    The others wait in the residual. Source: Aji & Heafield, EMNLP 2017; Lin et al., "Deep Gradient
-    Compression", ICLR 2018, whose warm-up and momentum correction are left out.
+    All more values wait in the residual. Source: Aji & Heafield, EMNLP 2017; Lin et al., "Deep
+    Gradient Compression", ICLR 2018, without warm-up and momentum correction.
     """
 
     bits: ClassVar[float] = 0.75
@@ -55,7 +55,7 @@ class TopK(Codec):
 
 
 def _alike(blocks: Blocks, values: Array, payload: Array) -> Iterator[tuple[Array, Array]]:
-    """Blocks of one length that follow each other: their values [blocks, length], and payload."""
+    """Yield runs of blocks of equal length: their values [blocks, length], and payload."""
     value = byte = 0
     for length, several in groupby(np.diff(blocks.starts).tolist()):
         count, size = len(list(several)), BYTES * -(-length // ONE_OF)

@@ -1,4 +1,4 @@
-"""A PyTorch model on one of the ranks that train it together."""
+"""A PyTorch model in training on a rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 
 
 def from_seed(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """A model whose initial values are drawn from a seed. PyTorch's generator stays as it is."""
+    """Make a model with initial values drawn from a seed. PyTorch's generator stays unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -49,13 +49,13 @@ class ByteLSTM(nn.Module):
         self.head = nn.Linear(width, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [n, bytes, 256] of the byte that follows each of x [n, bytes]."""
+        """Return logits [n, bytes, 256] of the byte after each of x [n, bytes]."""
         states, _ = self.lstm(self.embedding(x))
         return self.head(states)
 
 
 class TorchModel:
-    """With PyTorch's optimizer of a rule, at rates by the samples that all ranks have seen."""
+    """A model with PyTorch's optimizer of a rule, at rates by the samples of all ranks."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class TorchModel:
         self.learner.step(samples=len(x))
 
     def score(self, test: Dataset) -> Score | None:
-        """Each rank tests a part."""
+        """Score the model; each rank tests a part."""
         means = self.learner.evaluate(_part(test, self.learner.comm), _score)
         return None if self.learner.comm.rank else Score(**means)
 
 
 def _loss(logits: Any, y: Any) -> Any:
-    """The mean over all places [n, …] of logits [n, …, classes]."""
+    """Return the mean over all places [n, …] of logits [n, …, classes]."""
     return functional.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 

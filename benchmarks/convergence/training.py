@@ -26,13 +26,13 @@ FIRST_TUNING_SEED = 1000
 
 @dataclass(frozen=True)
 class Run:
-    """What decides a run, to the last bit.
+    """The parameters of a run, which decide every bit.
 
     Attributes:
         task, contender, optimizer: by name.
         ranks: how many.
         lr: the highest learning rate.
-        options: of the algorithm, beyond those that the contender always has.
+        options: of the algorithm, beyond the contender's fixed ones.
         seed: of the initial model, the data's split and their order.
         samples: of all ranks.
     """
@@ -53,7 +53,7 @@ class Outcome:
     Attributes:
         losses: test loss in nats at each of the task's points; of a seed to tune on, at the end.
         bytes_sent: by all ranks together.
-        errors: in %, where tasks are measured by them; likewise.
+        errors: in %, for tasks measured by errors; likewise.
     """
 
     losses: tuple[float, ...]
@@ -61,7 +61,7 @@ class Outcome:
     errors: tuple[float, ...] = ()
 
     def curve(self, task: Task) -> tuple[float, ...]:
-        """What the task is measured by, at each of its points."""
+        """Return the task's measure at each of its points."""
         return self.errors if task.measure == ERROR else self.losses
 
 

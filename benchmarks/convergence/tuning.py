@@ -1,4 +1,4 @@
-"""A line of a result: a contender with its rate, and the search for that rate."""
+"""A contender with a learning rate, its result, and the search for the rate."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Setting:
     Attributes:
         task, contender, optimizer: by name.
         ranks: how many.
-        rates: where learning rate and options come from, in a word: "tuned" here.
-        lr, options: what they are.
-        at_edge: the rate is the first or last of the grid: a better one may lie beyond.
+        rates: the origin of learning rate and options, in a word: "tuned" here.
+        lr, options: of the run.
+        at_edge: the rate is the first or last of the grid: a better rate may lie beyond.
     """
 
     task: str
@@ -42,7 +42,7 @@ class Setting:
         return [Run(*who, seed, task.budget(self.ranks)) for seed in seeds]
 
     def report(self, task: Task, seeds: int) -> Line[Result]:
-        """The seeds that are reported: from 0 on."""
+        """Run the reported seeds: from 0 on."""
         by_seed = self.runs(task, range(seeds))
         outcomes = yield by_seed
         curves = np.array([outcomes[run].curve(task) for run in by_seed])
@@ -55,8 +55,8 @@ class Setting:
 class Result:
     """
     Attributes:
-        setting: what was run.
-        curves: [seeds, points], what the task is measured by: test losses in nats, for most.
+        setting: of the runs.
+        curves: [seeds, points], in the task's measure: test losses in nats, for most.
         bytes_sent: by all ranks together in a run, on average.
     """
 
@@ -70,13 +70,13 @@ class Result:
 
     @property
     def rate(self) -> str:
-        """In words, with what is to be known of it."""
+        """The rate in words."""
         edge = " (the last of the grid)" if self.setting.at_edge else ""
         return f"lr {self.setting.lr:g}{edge}"
 
     @property
     def diverged(self) -> str:
-        """How many runs ended where one knows nothing, or are counted as that, if any."""
+        """The number of runs counted as knowing nothing, in words; empty if none."""
         worst = round(TASKS[self.setting.task].worst, 4)
         diverged = int((self.final >= worst).sum())
         return f"{diverged} of {len(self.final)} diverged, counted as {worst}" if diverged else ""
@@ -84,7 +84,7 @@ class Result:
 
 @dataclass
 class Climb:
-    """The search for a contender's learning rate on its optimizer's grid.
+    """The search for a contender's learning rate on the grid of the optimizer.
 
     Attributes:
         start: the rate to begin at; None: the optimizer's.
@@ -109,7 +109,7 @@ class Climb:
         return Setting(*who, "tuned", self.grid[i], self.options, at_edge)
 
     def tune(self, task: Task) -> Line[Setting]:
-        """Find the rate with the least mean loss on seeds that are not reported."""
+        """Find the rate with the least mean loss on unreported seeds."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + task.tuning_seeds)
         best = yield from self.search.line(
             lambda i: self.setting(i).runs(task, seeds), lambda outcome: outcome.losses[-1]
@@ -118,5 +118,5 @@ class Climb:
 
 
 def uncompressed_bytes(task: Task, ranks: int) -> float:
-    """What a rank sends in a run in which every minibatch's gradient is exchanged with 32 bits."""
+    """Return the bytes of a rank in a run that exchanges every gradient with 32 bits."""
     return task.steps_on(ranks) * 2 * (ranks - 1) / ranks * task.values * 4

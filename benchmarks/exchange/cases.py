@@ -1,4 +1,4 @@
-"""What is compared over links, by the names of the table; and what a turn of each finds."""
+"""The cases that are compared over links, by the names of the table; and a turn of a case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKED = 1024  #: values of which a turn says how far they are from the sum
 
 
 def vector_of(rank: int, values: int) -> Array:
-    """What a rank gives to a sum."""
+    """Return a rank's addend."""
     return np.random.default_rng(rank).standard_normal(values, np.float32)
 
 
@@ -40,15 +40,17 @@ def turn(
     barrier: Callable[[], object],
     call: Callable[[], object],
 ) -> dict[str, Any]:
-    """Sum up so often, all ranks at once, and once before: TCP still has the rate at which the case
-    before has sent, and where that lost packets takes a while to recover.
+    """Sum up `times` times, all ranks at once, and once more before.
+
+    The first call is not counted: TCP still has the rate of the case before, and takes a while to
+    recover from lost packets.
 
     Args:
         given: this rank's vector.
-        total: into which it is copied before each call, and which then is the sum.
+        total: room for the sum; gets the vector before each call.
     Returns:
         "seconds": of this rank, for each call but the first; "error": of the first values after the
-        last call, relative to the largest; "digest": by which ranks can be compared.
+        last call, relative to the largest; "digest": of the sum, for a comparison of ranks.
     """
     seconds = []
     for _ in range(1 + times):

@@ -2,9 +2,9 @@
 
 Inside one machine (`-n K`): seconds against MPI_Allreduce of the same vector in the same ranks, and
 bytes against the theory.
-Over links (`--hosts K`; as root, nothing else then): 1, 10 and 100 MB of float32 on K hosts, one
-rank on each, by MPI_Allreduce, by gloo's all_reduce (where PyTorch is installed) and by ours, in
-turn, against what the links allow: 2 (K-1)/K n (b/8 + levels) bytes at the payload's rate. Goals:
+Over links (`--hosts K`; as root, nothing else then): 1, 10 and 100 MB of float32 on K hosts with a
+rank each, by MPI_Allreduce, by gloo's all_reduce (if PyTorch is installed) and by our exchange, in
+turn, against the links' limit: 2 (K-1)/K n (b/8 + levels) bytes at the payload's rate. Goals:
 at 100 MB in 1 bit 20 times as fast as gloo in 32; from 10 MB on in 32 bit 1.1 times that limit.
 """
 

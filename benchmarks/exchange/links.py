@@ -1,4 +1,4 @@
-"""Sums over emulated links: both sides in turn, and what the links allow."""
+"""Sums over emulated links: both sides in turn, and the limit of the links."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ROUNDING = 1e-5  #: of a sum in full precision
 
 @dataclass
 class Size:
-    """What was found for vectors of so many values.
+    """The results for vectors of one size.
 
     Attributes:
         seconds: by case, of the slowest rank, the median over all sums.
-        auto: what "auto" has chosen, as `ExchangeState.report` says it.
+        auto: the choice of "auto", as in `ExchangeState.report`.
     """
 
     values: int
@@ -44,10 +44,10 @@ class Size:
 
 
 def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
-    """The table for so many hosts.
+    """Return the table for `count` hosts.
 
     Raises:
-        UserError: the hosts cannot be made, or a side has ended, or has summed up wrongly.
+        UserError: the hosts cannot be made, a side has ended, or a sum is wrong.
     """
     has_torch = importlib.util.find_spec("torch") is not None
     sides = ["ours", "peer"] if has_torch else ["ours"]
@@ -57,7 +57,7 @@ def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
 
 
 def measured(playing: Conductor, values: int, rounds: int) -> Size:
-    """All cases in turn, a first round apart."""
+    """Measure all cases in turn; a first round does not count."""
     size = Size(values)
     for side in playing.connections:
         answers = playing.all(side, "begin", values=values)
@@ -78,15 +78,15 @@ def measured(playing: Conductor, values: int, rounds: int) -> Size:
 
 
 def times(values: int) -> int:
-    """How many sums are a turn: as many as take about as long as starting one."""
+    """Return the number of sums in a turn, which take about as long as its start."""
     return max(1, min(8, 10_000_000 // values))
 
 
 def require_sum(name: str, answers: list[dict[str, Any]]) -> None:
-    """See that the ranks have summed up.
+    """Check the sums of all ranks.
 
     Raises:
-        UserError: in full precision they are far from the sum, or ours differ from each other.
+        UserError: a sum in full precision is wrong, or our sums differ between ranks.
     """
     full = name in (ALLREDUCE, GLOO) or (name in OURS and OURS[name][0] == 32)
     worst = max(answer["error"] for answer in answers)
@@ -97,7 +97,7 @@ def require_sum(name: str, answers: list[dict[str, Any]]) -> None:
 
 
 def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:
-    """What was found, beside what the links allow."""
+    """Return the results beside the links' limit."""
     words = "no limit" if rate == math.inf else f"{rate / 1e9:g} Gbit/s"
     report = Report(
         f"sums of float32 over {hosts} emulated hosts of this machine, a rank each, links of "
@@ -113,7 +113,7 @@ def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:
 
 
 def limit_s(values: int, bits: float, hosts: int, rate: float, code: str = CODE) -> float:
-    """Seconds that the bytes of a sum take on a link; 0 where it has no limit."""
+    """Return the seconds of a sum's bytes on a link; 0 for a link without a limit."""
     return bytes_sent(values, bits, hosts, code=code) / payload_rate(rate)
 
 

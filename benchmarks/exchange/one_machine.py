@@ -1,9 +1,9 @@
 """Inside one machine: bytes against the theory, seconds against MPI_Allreduce.
 
-Theory (bytes that a rank sends): 2 (K-1)/K n (b/8 + 4/block) for 4 and 8 bits, 2 (K-1)/K n b/8 for
-all others, which an entropy code hits within some percent. MPI_Allreduce of the same vector in
-float32 runs in turn with ours, in the same ranks. A step of a tiny model shows what everything
-beside the MPI calls costs.
+Theory, in bytes sent by a rank: 2 (K-1)/K n (b/8 + 4/block) for 4 and 8 bits, 2 (K-1)/K n b/8 for
+all more; an entropy code is within some percent of this. MPI_Allreduce of the same vector in
+float32 runs in turn with our sums, in the same ranks. A step of a tiny model shows the cost of
+everything beside the MPI calls.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
 
 
 def _extra_memory(size: int, comm: Communicator) -> float:
-    """Bytes per parameter that the exchange allocates for 1 bit beside model and gradient."""
+    """Return the bytes per parameter of an exchange with 1 bit, beside model and gradient."""
     parameters = Parameters({"W": np.zeros(size, np.float32)})
     options = ExchangeOptions(gradient_bits=1)
     ExchangeState.init(options, parameters, lambda: 0, comm)  # loads the kernels: they take memory

@@ -1,4 +1,4 @@
-"""Our side over links: ranks of MPI, one on each host, with exchanges of ours and MPI_Allreduce."""
+"""Our side over links: an MPI rank on each host, with our exchanges and MPI_Allreduce."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .cases import ALLREDUCE, AUTO, OURS, Array, turn, vector_of
 
 
 class Ours:
-    """What a rank does at the conductor's commands."""
+    """A rank at the conductor's commands."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -27,7 +27,7 @@ class Ours:
         self.calls: dict[str, Callable[[], object]] = {}
 
     def begin(self, values: int) -> dict[str, Any]:
-        """Take up vectors of so many values; says what "auto" has chosen for them."""
+        """Take up vectors of `values` values; return the choice of "auto"."""
         self.given = vector_of(self.comm.rank, values)
         parameters = Parameters({"W": self.given})
         self.total: Array = parameters.like().flat
@@ -44,7 +44,7 @@ class Ours:
         return {"auto": exchange.report()}
 
     def sums(self, name: str, times: int) -> dict[str, Any]:
-        """One case's turn."""
+        """Take a case's turn."""
         comm, call = self.comm, self.calls[name]
         return turn(self.given, self.total, comm.size, times, comm.barrier, call)
 

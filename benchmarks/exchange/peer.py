@@ -18,20 +18,20 @@ PORT = 29500  # on a host that has nothing else
 
 
 class Peer:
-    """What a process does at the conductor's commands."""
+    """A process at the conductor's commands."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         self.given: Array
 
     def begin(self, values: int) -> dict[str, Any]:
-        """Take up vectors of so many values."""
+        """Take up vectors of `values` values."""
         self.given = vector_of(self.rank, values)
         self.total = torch.empty(values)
         return {}
 
     def sums(self, name: str, times: int) -> dict[str, Any]:
-        """One turn; there is one case."""
+        """Take the turn of the only case."""
         total = self.total
 
         def call() -> None:

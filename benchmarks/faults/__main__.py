@@ -1,4 +1,4 @@
-"""What the ranks of a job run: `parallel-sgd run -n 4 -m benchmarks.faults PROGRAM SETTINGS`."""
+"""The programs of a job's ranks: `parallel-sgd run -n 4 -m benchmarks.faults PROGRAM SETTINGS`."""
 
 from __future__ import annotations
 

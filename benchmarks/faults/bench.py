@@ -1,4 +1,4 @@
-"""What all runs have in common: the hosts, and how jobs end to which nothing happens."""
+"""The hosts, and the undisturbed runs, that all disturbed runs share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ UNDISTURBED = 5  #: runs of a family that does not repeat, whose losses are aver
 
 
 class Bench:
-    """What the runs have in common: hosts, and how undisturbed jobs end. A `with` block.
+    """The hosts and undisturbed runs of all disturbed runs. A `with` block.
 
     Args:
-        folder: for all runs; those that went wrong are kept there if `keep` says so.
-        ranks: that train and serve, spares apart.
+        folder: for all runs; `keep` leaves failed runs there.
+        ranks: in training and serving, spares apart.
         seed: of all moments and victims.
-        settings: of the child program, but for what a run gives.
+        settings: of the child program, but for the settings of a run.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Bench:
         self._stack.close()
 
     def hosts(self) -> EmulatedHosts:
-        """A host for each rank and one spare; made once."""
+        """Return a host for each rank and a spare host; made once."""
         if self._hosts is None:
             self._hosts = self._stack.enter_context(emulated_hosts(self.ranks + 1, RATE))
         return self._hosts
 
     def reference(self, name: str, scenario: Scenario) -> Reference:
-        """How undisturbed jobs end, as they were run once for all."""
+        """Return the result of undisturbed jobs, run once for all."""
         key = name, scenario.hosts, scenario.saves
         if key not in self._references:
             calm = replace(scenario, options=(), spares=0, timeout_s=300.0)
@@ -68,7 +68,7 @@ class Bench:
             run.remove()
 
     def disturbed(self, scenario: Scenario, key: str, name: str, number: int) -> Outcome:
-        """One run of a scenario, of which so many have been before."""
+        """Carry out run `number` of a scenario."""
         reference = self.reference(name, scenario)
         run = Run(self, scenario, name, reference, number, key)
         try:

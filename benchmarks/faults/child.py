@@ -1,9 +1,9 @@
-"""What every rank runs under faults: a short training that is written down.
+"""The program of every rank under faults: a short training, written down in a diary.
 
     parallel-sgd run -n 4 -m benchmarks.faults child SETTINGS
 
-The settings are JSON: see `Settings`. A program that finds a checkpoint goes on from it. At its end
-each rank writes ``end-RANK-PID.json``: see `End`.
+The settings are JSON: see `Settings`. A program resumes from a checkpoint if there is one. At the
+end each rank writes ``end-RANK-PID.json``: see `End`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ STACKS = signal.SIGUSR1  #: makes a rank print where all of its threads are
 class Settings:
     """
     Attributes:
-        folder: of the run; checkpoints and all that is written goes there.
+        folder: of the run, for checkpoints and all more files.
         family: of `FAMILIES`.
         epochs: of 1437 digits.
-        compute_s: that a local step takes at least.
+        compute_s: of a local step, at least.
         save_every: samples between two checkpoints; 0: none.
         timeout_s: of the communicator.
-        die: where a rank kills itself: ``rank``, ``place`` (of `Place`, by name), ``call`` (the
-            how-many-th time that it comes there) and ``after_s`` (seconds later).
-        clock_back: the how-many-th step before which the clock of the day is set back by a day; 0:
-            none.
+        die: how a rank kills itself: ``rank``, ``place`` (of `Place`, by name), ``call`` (1 for
+            the first time in that place) and ``after_s`` (seconds later).
+        clock_back: number of the step that begins with the clock set back by a day; 0: none.
     """
 
     folder: str
@@ -59,14 +58,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class End:
-    """What a rank has come to.
+    """The end of a rank's program.
 
     Attributes:
         model: a checksum of its parameters.
         loss: on the test digits, in nats.
         samples: on the learner's clock.
-        ranks: that train, at the end.
-        serves: whether this one only served.
+        ranks: in training, at the end.
+        serves: whether this rank only served.
         report: the learner's.
     """
 
@@ -79,7 +78,7 @@ class End:
 
 
 class Fate:
-    """Writes down where this rank is, and kills it where the settings say so."""
+    """Writes down this rank's place, and kills the rank if the settings say so."""
 
     def __init__(self, diary: Diary, die: dict[str, Any]) -> None:
         self.diary = diary
@@ -108,7 +107,7 @@ class Fate:
 
 
 def main(**given: Any) -> None:
-    """Train, from the newest checkpoint on where there is one. Collective.
+    """Train, from the newest checkpoint on if there is a checkpoint. Collective.
 
     Args:
         given: the settings.
@@ -137,7 +136,7 @@ def main(**given: Any) -> None:
 def in_loop(
     settings: Settings, learner: Any, model: Any, training: Any, test: Any, fate: Fate
 ) -> None:
-    """As a program with a loop of its own trains. Collective."""
+    """Train in a loop of the program's own. Collective."""
     diary = fate.diary
     source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=settings.epochs)
     checkpoints = psgd.Checkpoints(Path(settings.folder, CHECKPOINTS), keep=3)
@@ -167,7 +166,7 @@ def in_loop(
 def in_session(
     settings: Settings, learner: Any, model: Any, training: Any, test: Any, fate: Fate
 ) -> None:
-    """As a session trains, with evaluations and checkpoints. Collective."""
+    """Train in a session, with evaluations and checkpoints. Collective."""
     every, steps = settings.save_every, itertools.count(1)
 
     class Watched(psgd.training.ModelObjective):
@@ -203,13 +202,13 @@ def in_session(
 
 
 def set_clock_back() -> None:
-    """From now on the clock of the day says yesterday, as far as Python programs see it."""
+    """Set Python's clock of the day back by a day."""
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() - 86_400  # type: ignore[method-assign, assignment, unused-ignore]
     time.time_ns = lambda: now_ns() - 86_400 * 10**9  # type: ignore[method-assign, assignment, unused-ignore]
 
 
 def ends(folder: Path) -> dict[int, End]:
-    """What the ranks have come to that have come to an end, by rank."""
+    """Return the ends of all finished ranks, by rank."""
     paths = folder.glob("end-*.json")
     return {int(path.stem.split("-")[1]): End(**json.loads(path.read_text())) for path in paths}

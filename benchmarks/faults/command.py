@@ -1,21 +1,20 @@
 """Faults at random moments: ranks killed and stopped, links cut, disks full; and a long soak.
 
-Every run is a short training of the digits on a few ranks, to which something happens. Counted are
-runs that come out as they must (the others go on; or the job ends, not 0, in seconds; or it goes
-on from its newest checkpoint), work lost, seconds from the fault to the first step after it, and
-what may never be: results that are wrong (ranks with different models, a model that is not bit for
-bit that of an undisturbed run where it must be, a loss that is worse), jobs that hang, and what is
-left behind (processes, shared memory, temporary folders, network namespaces).
+Every run is a short training of the digits on a few ranks, with a fault. Counted are runs that come
+out as expected (all remaining ranks go on; or the job ends, not 0, in seconds; or the job resumes
+from its newest checkpoint), work lost, and seconds from the fault to the first step after the
+fault. Counted as failures are wrong results (ranks with different models, a model that should equal
+that of an undisturbed run bit for bit and does not, a worse loss), jobs that hang, and leftovers
+(processes, shared memory, temporary folders, network namespaces).
 
-  python -m benchmarks faults --faults 100 --only survive   as many to each of its families
+  python -m benchmarks faults --faults 100 --only survive   100 to each family
   python -m benchmarks faults --minutes 30                  all scenarios in turn
   python -m benchmarks faults soak --minutes 60             memory, descriptors and threads
 
 The same seed has the same victims, and moments as far as a machine's pace repeats. The MPI is that
-of this Python: run it with both. As root each run has a /dev/shm of its own, so that what others
-leave there is not counted; emulated hosts, and full disks, need root. Options that this version's
-`parallel-sgd run` does not have, and `--survive` on another MPI than Open MPI 5, are left out, and
-said so.
+of this Python. As root each run has a private /dev/shm, so files of more programs do not count;
+emulated hosts, and full disks, need root. Scenarios with options unknown to this version's
+`parallel-sgd run`, and `--survive` on any MPI but Open MPI 5, are skipped with a message.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
     for key in options.only or SCENARIOS:
         problem = _problem(SCENARIOS[key], known, str(mpi["vendor"]), alone)
         if problem:
-            _say(f"{key} is left out: {problem}")
+            _say(f"{key} is skipped: {problem}")
             continue
         names = options.families or FAMILIES
         possible.append([(key, name) for name in names if name in SCENARIOS[key].families])
@@ -136,7 +135,7 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
 
 
 def in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
-    """All of them: one of each list before a second one of any, and of each list another one first.
+    """Interleave lists; each list begins with a different place.
 
     >>> in_turn(["abc", "def", "g"])
     ['a', 'e', 'g', 'b', 'f', 'c', 'd']
@@ -151,10 +150,10 @@ def in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
 
 
 def _problem(scenario: Scenario, known: str, vendor: str, root: bool) -> str | None:
-    """Why a scenario cannot be had here, in words.
+    """Say why a scenario is not possible here; None if possible.
 
     Args:
-        known: what `parallel-sgd run --help` says.
+        known: the text of `parallel-sgd run --help`.
     """
     for option in scenario.needs:
         if option not in known:
@@ -166,7 +165,7 @@ def _problem(scenario: Scenario, known: str, vendor: str, root: bool) -> str | N
 
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
-    """For all runs: the user's, or one that is removed at the end."""
+    """Make the folder of all runs: in the user's folder, or removed at the end."""
     if keep is not None:
         Path(keep).mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="runs-", dir=keep)).resolve()

@@ -1,7 +1,7 @@
-"""What each rank writes down as it trains, in a file that outlives it, however it ends.
+"""The diary of a rank in training: a file that outlives the rank.
 
-The file is mapped into memory: what the rank has written is there at once, also when it is killed
-in the next instant, and costs no system call.
+The file is mapped into memory. An entry is there at once, even if the rank is killed in the next
+instant, and costs no system call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ then; those of all ranks in its minibatch; how many ranks trained."""
 
 
 class Place(enum.IntEnum):
-    """Where a rank is."""
+    """The place of a rank in its program."""
 
     START = 0  #: before its learner is made
     LOCAL_STEP = 1  #: it computes
@@ -38,8 +38,8 @@ class Place(enum.IntEnum):
 class Diary:
     """
     Args:
-        path: of the file, from which rank and process are known.
-        mode: "w+" makes it, "r" only reads it.
+        path: of the file, with rank and process in its name.
+        mode: "w+" makes the file, "r" only reads.
     """
 
     def __init__(self, path: Path, mode: Any = "r") -> None:
@@ -51,19 +51,19 @@ class Diary:
 
     @classmethod
     def begun(cls, folder: Path, rank: int) -> Diary:
-        """One of this process."""
+        """Begin the diary of this process."""
         diary = cls(folder / f"{rank}-{os.getpid()}.{SUFFIX}", "w+")
         diary._head["time_s"] = time.monotonic()
         return diary
 
     @property
     def begun_s(self) -> float:
-        """When its process has begun it."""
+        """The time of the diary's beginning."""
         return float(self._head["time_s"][0])
 
     @property
     def place(self) -> Place:
-        """Where the rank is, or was as it ended."""
+        """The rank's place now, or at its end."""
         return Place(int(self._head["ranks"][0]))
 
     def enter(self, place: Place) -> None:
@@ -74,19 +74,19 @@ class Diary:
         return int(self._head["samples"][0])
 
     def stepped(self, samples: int, total: int, ranks: int) -> None:
-        """A step has ended."""
+        """Write down the end of a step."""
         steps = self.steps
         if steps < STEPS:
             self._entries[steps] = time.monotonic(), samples, total, ranks
             self._head["samples"][0] = steps + 1
 
     def entries(self) -> npt.NDArray[Any]:
-        """A copy of all steps so far, with the fields `time_s`, `samples`, `total`, `ranks`."""
+        """Return a copy of all steps: fields `time_s`, `samples`, `total`, `ranks`."""
         return np.array(self._entries[: self.steps])
 
 
 def diaries(folder: Path) -> list[Diary]:
-    """All that are in a folder, by rank; where a rank was started again, the older one first."""
+    """Return all diaries in a folder, by rank; of a restarted rank the older diary first."""
     found = []
     for path in folder.glob(f"*.{SUFFIX}"):
         if path.stat().st_size >= (STEPS + 1) * _ENTRY.itemsize:  # else it is just being made
@@ -97,13 +97,13 @@ def diaries(folder: Path) -> list[Diary]:
 def recovery_s(
     books: Sequence[Diary], fault_s: float, *, started_again: bool = False
 ) -> float | None:
-    """Seconds from a fault to the end of the first step after it; None where there is none.
+    """Return the seconds from a fault to the end of the first step after; None without a step.
 
-    Where ranks have told of a loss by a step without samples, the first step after that counts:
-    others may have been on their way before.
+    If ranks report the failure by a step without samples, the first step after that report counts:
+    earlier steps may have been under way before the fault.
 
     Args:
-        started_again: only steps of processes that began after the fault count.
+        started_again: count only steps of processes that began after the fault.
     """
     ends: list[float] = []
     told: list[float] = []
@@ -119,9 +119,9 @@ def recovery_s(
 
 
 def lost_samples(books: Sequence[Diary], since_s: float, until_s: float) -> int:
-    """Samples that a rank was set back by in a span of time: their work was done, and lost.
+    """Return the samples that a rank was set back by in a span of time; of the ranks the most.
 
-    Over all processes that a rank has been, in the order of `diaries`; of the ranks the largest.
+    Counts all processes of a rank, in the order of `diaries`.
     """
     lost = [0]
     for rank in {book.rank for book in books}:

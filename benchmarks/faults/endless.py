@@ -1,8 +1,8 @@
-"""What every rank of a soak runs: one training without end, or learners made and closed in a loop.
+"""The program of a soak: an endless training, or learners made and closed in a loop.
 
     parallel-sgd run -n 4 -m benchmarks.faults endless '{"folder": …, "part": "training"}'
 
-Ends where a file `STOP` appears in its folder.
+Ends as soon as a file `STOP` is in the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPOCHS = 1_000_000
 
 
 def train(folder: Path, comm: psgd.Communicator) -> None:
-    """One training with checkpoints and evaluations, until somebody stops it."""
+    """Train with checkpoints and evaluations, until stopped."""
     training, test = psgd.data.digits()
     model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
     algorithm = psgd.DataParallelSGD(gradient_bits=1, overlap=True)
@@ -54,7 +54,7 @@ def train(folder: Path, comm: psgd.Communicator) -> None:
 
 
 def make_and_close(folder: Path, comm: psgd.Communicator) -> None:
-    """Learners of all algorithms in turn, each for a few steps, until somebody stops it."""
+    """Make learners of all algorithms in turn, each for a few steps, until stopped."""
     made = 0
     families: list[Family] = list(FAMILIES.values())
     while not stopped(folder, comm):
@@ -76,12 +76,12 @@ def make_and_close(folder: Path, comm: psgd.Communicator) -> None:
 
 
 def stopped(folder: Path, comm: psgd.Communicator) -> bool:
-    """Whether all ranks shall stop, as rank 0 sees it. Collective."""
+    """Return whether all ranks must stop, as rank 0 sees the folder. Collective."""
     return bool(comm.allgather_object((folder / STOP).exists())[0])
 
 
 def main(folder: str, part: str) -> None:
-    """One of the two parts. Collective."""
+    """Run a part of the soak. Collective."""
     where = Path(folder)
     diary = Diary.begun(where, launched_rank() or 0)
     comm = psgd.Communicator.world(timeout_s=120)

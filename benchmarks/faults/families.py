@@ -1,4 +1,4 @@
-"""What is trained while ranks are lost: the algorithms, each as its own way to go on."""
+"""Families: the algorithms in training under faults, each with its way to recover."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Family:
         lr: of plain SGD.
         servers: how many of the ranks serve.
         repeats: whether the final model has the same bits in every undisturbed run.
-        repeats_replaced: whether also where a spare has taken a lost rank's place.
-        saves: whether its ranks write checkpoints. Asynchronous workers would wait there for one
-            that is lost.
-        victims: which ranks are lost.
-        session: whether a `TrainingSession` trains, and no loop of one's own.
+        repeats_replaced: whether also after a spare has taken a failed rank's place.
+        saves: whether the ranks write checkpoints. Asynchronous workers would wait there for a
+            failed worker.
+        victims: the ranks that fail.
+        session: whether a `TrainingSession` trains, and not a loop.
     """
 
     algorithm: Callable[[], psgd.Algorithm[Any]]
@@ -37,7 +37,7 @@ class Family:
     session: bool = False
 
     def ranks(self, ranks: int) -> range:
-        """Those of so many ranks that may be lost."""
+        """Return the ranks that may fail."""
         first = {"any": 0, "worker": 0, "server": ranks - self.servers}[self.victims]
         return range(first, ranks - self.servers if self.victims == "worker" else ranks)
 

@@ -1,4 +1,4 @@
-"""What happens to a job: each fault as an object that is prepared, strikes, and is undone."""
+"""Faults: each is prepared, strikes, and is undone."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ while True:
 
 
 class Fault(ABC):
-    """Something that goes wrong once in a run. Each method gets the run that it concerns."""
+    """A fault, once in a run. Each method gets the run."""
 
     def settings(self, run: Run) -> Mapping[str, Any]:
-        """Of the child program, for the first start."""
+        """Return settings of the child program, for the first start."""
         return {}
 
     def prepare(self, run: Run) -> None:  # noqa: B027
-        """Before the job is started."""
+        """Prepare the fault before the job starts."""
 
     def wait(self, run: Run) -> bool:
-        """Wait for the moment; whether the job is still there."""
+        """Wait for the moment; return whether the job still runs."""
         return run.wait_for_moment()
 
     @abstractmethod
     def strike(self, run: Run) -> str:
-        """Let it happen; what has happened, in words."""
+        """Strike, and say in words what happened."""
 
     def undo(self, run: Run) -> None:  # noqa: B027
-        """Make good what a user would, before the job is started again."""
+        """Repair, as a user would before a new start of the job."""
 
     def clear(self, run: Run) -> None:  # noqa: B027
-        """After the run: nothing of the fault may stay."""
+        """Remove all traces of the fault after the run."""
 
 
 @dataclass(frozen=True)
 class KillRank(Fault):
-    """SIGKILL to one rank, from outside at any moment, or by itself at a named place.
+    """SIGKILL to a rank, from outside at any moment, or by the rank itself in a named place.
 
     Attributes:
-        places: of which one is taken in `share` of the runs.
+        places: for `share` of the runs, a random place of these.
     """
 
     places: tuple[Place, ...] = (Place.EXCHANGE, Place.CHECKPOINT, Place.FINISH)
@@ -116,7 +116,7 @@ class KillRank(Fault):
 
 @dataclass(frozen=True)
 class Passing(Fault):
-    """A fault that passes after a while, unless it is there for good."""
+    """A fault that may pass after a while."""
 
     passes: bool = False
     shortest_s: float = 0.05
@@ -124,7 +124,7 @@ class Passing(Fault):
 
     @abstractmethod
     def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
-        """What has happened, in words, and what ends it."""
+        """Begin; return the event in words, and a call that ends the fault."""
 
     def strike(self, run: Run) -> str:
         said, end = self.begin(run)
@@ -138,7 +138,7 @@ class Passing(Fault):
 
 
 class Stop(Passing):
-    """SIGSTOP to one rank, and then SIGCONT."""
+    """SIGSTOP to a rank, and then SIGCONT."""
 
     def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
         pid, place = run.pid(run.victim), run.place(run.victim)
@@ -183,7 +183,7 @@ class Slow(Passing):
 
 @dataclass(frozen=True)
 class KillJob(Fault):
-    """The whole job is killed, in one of the ways in which that happens."""
+    """The whole job is killed, in a random way."""
 
     ways: tuple[str, ...] = ("everything", "ranks", "launcher", "mpiexec", "SIGTERM")
 
@@ -206,7 +206,7 @@ class KillJob(Fault):
 
 
 class FullDisk(Fault):
-    """The disk with the checkpoints has no room left, until somebody makes some."""
+    """The disk with the checkpoints is full, until a user makes room."""
 
     def prepare(self, run: Run) -> None:
         folder = run.folder / CHECKPOINTS
@@ -231,7 +231,7 @@ class FullDisk(Fault):
 
 
 class Truncated(KillJob):
-    """The job is killed, and a file of the newest checkpoint was not wholly on the disk."""
+    """The job is killed, and a file of the newest checkpoint is truncated."""
 
     def wait(self, run: Run) -> bool:
         return super().wait(run) and run.wait_until(run.newest_checkpoint)
@@ -261,7 +261,7 @@ class Truncated(KillJob):
 
 
 class RemovedFolder(Fault):
-    """Somebody removes the folder of checkpoints while the job writes there."""
+    """The folder of checkpoints is removed while the job writes there."""
 
     def wait(self, run: Run) -> bool:
         return super().wait(run) and run.wait_until(run.newest_checkpoint)
@@ -272,8 +272,7 @@ class RemovedFolder(Fault):
 
 
 class ClockBack(KillJob):
-    """The clock of the day is set back in mid-run; the job is killed, and its files have times in
-    any order."""
+    """The clock is set back in mid-run; the job is killed; files have times in any order."""
 
     def settings(self, run: Run) -> Mapping[str, Any]:
         return {"clock_back": int(run.random.integers(1, 100))}
@@ -293,7 +292,7 @@ class ClockBack(KillJob):
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """By its name, which is its samples."""
+    """Return the newest checkpoint by its name, the number of samples."""
     found = [path for path in folder.glob("*") if path.name.isdecimal()]
     return max(found, key=lambda path: int(path.name), default=None)
 

@@ -1,4 +1,4 @@
-"""The figure of all runs: how many came out as expected, and how long each took."""
+"""The figure of all runs: the number of expected outcomes, and their seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw(tallies: Sequence[Tally], title: str, notes: Sequence[str], path: Path)
     """Draw the number of expected outcomes on the left, and the seconds after a fault on the right.
 
     Args:
-        notes: of which the last one is shown.
+        notes: only the last note is shown.
     """
     lines, titles = _lines(tallies), {"runs": "", "seconds": ""}
     size, legend = (6.5, 1 + 0.28 * len(lines)), ("outside lower right", 2)
@@ -39,8 +39,8 @@ def draw(tallies: Sequence[Tally], title: str, notes: Sequence[str], path: Path)
 
 
 def _lines(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
-    """What a line of the figure shows, by its name: a way of training in a scenario, or where those
-    are too many a scenario."""
+    """Return the tallies of each line, by its name: a family in a scenario, or a whole scenario if
+    there are too many lines."""
     lines: dict[str, list[Tally]] = {}
     for tally in tallies:
         name = f"{tally.scenario}: {tally.family}"

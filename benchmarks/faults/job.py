@@ -1,4 +1,4 @@
-"""A job that is started, watched and ended; and all processes that it has left."""
+"""A job: start, watch and end; and the processes that the job leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Have every process whose parents are gone become a child of this one, so that it is found."""
+    """Adopt every process without a parent, so that the process is found."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -42,7 +42,7 @@ class Job:
         folder: gets the output, and has the temporary files.
         ranks: how many.
         options: more of `parallel-sgd run`.
-        inside: a command that starts the command which follows it.
+        inside: a command that starts the command after it.
         environ: added to the environment.
     """
 
@@ -84,17 +84,17 @@ class Job:
         return self.process.poll() is not None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait up to some seconds; return whether the job has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, seconds))
         return self.ended
 
     def members(self) -> list[int]:
-        """The launcher, and all processes below it."""
+        """Return the launcher, and all processes below the launcher."""
         return [] if self.ended else list(descendants(self.process.pid))
 
     def show_stacks(self) -> None:
-        """Have every rank that lives print where its threads are."""
+        """Have every living rank print the stacks of its threads."""
         ranks = {book.pid for book in diaries(self.folder)} & set(descendants(os.getpid()))
         for pid in ranks:
             signalled(pid, signal.SIGCONT)
@@ -102,19 +102,19 @@ class Job:
         time.sleep(1.0)
 
     def kill(self) -> None:
-        """SIGKILL to all that is left of it."""
+        """Send SIGKILL to all processes of the job."""
         for pid in self.members():
             signalled(pid, signal.SIGKILL)
         self.process.wait()
 
 
 def processes_left(wait_s: float = GONE_S) -> list[str]:
-    """What runs below this process, and still does after some seconds; it is ended then.
+    """End the processes that still run below this process after some seconds.
 
-    To be called where no job runs: all that is below it was started by one that has ended.
+    Call only if no job runs: then all such processes belong to ended jobs.
 
     Returns:
-        The command line of each.
+        The command line of each process.
     """
     left = wait_for_end(wait_s)
     lines = [_command_line(pid) for pid in left]
@@ -127,7 +127,7 @@ def processes_left(wait_s: float = GONE_S) -> list[str]:
 
 
 def wait_for_end(wait_s: float = GONE_S) -> list[int]:
-    """Wait until nothing runs below this process; what still does after some seconds."""
+    """Wait until nothing runs below this process; return the rest after some seconds."""
     deadline = time.monotonic() + wait_s
     while (left := _below()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -135,7 +135,7 @@ def wait_for_end(wait_s: float = GONE_S) -> list[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """A process and all that it has started, also in sessions of their own."""
+    """Yield a process and all its descendants, in all sessions."""
     yield pid
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -144,7 +144,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def signalled(pid: int, number: int) -> bool:
-    """Send a signal to a process; whether it was there."""
+    """Send a signal to a process; return whether the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -153,7 +153,7 @@ def signalled(pid: int, number: int) -> bool:
 
 
 def _below() -> list[int]:
-    """Processes below this one that run; those that have ended are collected."""
+    """Return the running processes below this process; collect ended processes."""
     running = []
     for pid in list(descendants(os.getpid()))[1:]:
         with suppress(ChildProcessError):  # another's child, which collects it

@@ -1,4 +1,4 @@
-"""What a job leaves behind beside processes: shared memory, temporary files, namespaces."""
+"""Leftovers of a job beside processes: shared memory, temporary files, namespaces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _CLONE_NEWNS = 0x00020000
 
 
 def own_shared_memory() -> bool:
-    """Give this process, and all that it starts, a ``/dev/shm`` and mounts of its own, which go
-    with the last of them; so what appears there is theirs. Whether that was allowed (root's)."""
+    """Give this process and its children a private ``/dev/shm``, so all new files there are theirs.
+
+    Returns:
+        Whether the system allowed this: only root may.
+    """
     if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
         return False
     for line in ("mount --make-rprivate /", f"mount -t tmpfs none {SHARED_MEMORY}"):
@@ -27,11 +30,11 @@ def own_shared_memory() -> bool:
 
 
 class Belongings:
-    """What was there before a job, in the places in which its leftovers would be.
+    """The files before a job, in all places of possible leftovers.
 
     Args:
         places: folders.
-        work: the job's working directory, where only folders of launchers count.
+        work: the job's working directory: only folders of launchers count.
     """
 
     def __init__(self, *places: Path, work: Path) -> None:
@@ -39,8 +42,7 @@ class Belongings:
         self._files, self._work = _files_of_mpiexec(), work
 
     def left(self) -> list[str]:
-        """What has come since, and is removed now. To be called when no process is left, and a
-        launcher of the job's has come to its end."""
+        """Remove and return all new files. Call after the end of all processes."""
         found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
         found += sorted(_files_of_mpiexec() - self._files)
         for place, before in self._before.items():
@@ -56,13 +58,13 @@ class Belongings:
 
 
 def namespaces_left(pid: int) -> list[str]:
-    """Network namespaces of emulated hosts that a process has made and not removed."""
+    """Return network namespaces of emulated hosts left by a process."""
     done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if line.startswith(f"psgd-hosts-{pid}-")]
 
 
 def _files_of_mpiexec() -> set[str]:
-    """Those that no process uses: of a job that has ended."""
+    """Return files without a process: of an ended job."""
     place, pattern = OF_MPIEXEC
     found = {*place.glob(pattern)}
     return {str(path) for path in found - in_use(found)}

@@ -1,4 +1,4 @@
-"""What has come of one run, and whether its result is right."""
+"""The outcome of a run, and the check of its result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ class Reference:
 
     Attributes:
         model: the checksum of the final one.
-        loss: of the final model on the test data, in nats; the mean of several where it differs
-            from run to run.
+        loss: of the final model on the test data, in nats; the mean of several runs if runs differ.
         start_s: from the launch to the end of the first step.
-        training_s: from there to the end of the last one.
+        training_s: from there to the end of the last step.
         steps: of a rank.
     """
 
@@ -45,20 +44,20 @@ class Outcome:
     """
     Attributes:
         scenario, family, number: of the run.
-        faults: what has happened, in words.
-        met: whether what was expected has come of it.
-        missed: whether all was done before the fault could do anything.
+        faults: in words.
+        met: whether the outcome is the expected outcome.
+        missed: whether training ended before the fault could do anything.
         hung: whether the job had to be killed.
         code: the last job's exit code.
         starts: of a job, in all.
         seconds: from the fault to the job's end, the longest.
         lost_samples: work lost, by fault.
-        recovery_s: seconds from a fault to the first step after it, by fault.
+        recovery_s: seconds from a fault to the next step, by fault.
         loss: of the final model, in nats.
-        undisturbed: that of the run to which nothing happened.
-        wrong: what is wrong with the result, in words; empty: nothing.
-        processes, files: that were left behind.
-        said: the end of the job's output, where something went wrong.
+        undisturbed: loss of an undisturbed run.
+        wrong: the error of the result, in words; empty: none.
+        processes, files: left behind.
+        said: the end of the job's output, if something went wrong.
     """
 
     scenario: str
@@ -82,11 +81,11 @@ class Outcome:
 
     @property
     def bad(self) -> bool:
-        """Whether anything is not as it must be."""
+        """True if the run failed a check."""
         return bool(not self.met or self.hung or self.wrong or self.processes or self.files)
 
     def line(self) -> str:
-        """What has come of it, in a line."""
+        """Describe the outcome in a line."""
         words = ["as it must be" if self.met else f"NOT as it must be (exit code {self.code})"]
         words += ["too late to do anything"] * self.missed + ["HANG"] * self.hung
         words += [f"WRONG: {self.wrong}"] * bool(self.wrong)
@@ -99,17 +98,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tally:
-    """The runs of one scenario and one family.
+    """The runs of a scenario and a family.
 
     Attributes:
-        runs: to which something has happened.
-        faults: in all of them.
-        met: runs that came out as expected.
-        missed: runs that were at their end before anything could happen; not among `runs`.
+        runs: with a fault.
+        faults: in all runs.
+        met: runs with the expected outcome.
+        missed: runs that ended before the fault; not among `runs`.
         lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
-        losses, undisturbed: of the final models, in nats, and of runs to which nothing happened.
+        losses, undisturbed: of the final models, in nats, and of undisturbed runs.
         wrong, hangs: runs with a wrong result, and without an end.
-        left: processes and files that were left behind.
+        left: number of processes and files left behind.
     """
 
     scenario: str
@@ -150,7 +149,7 @@ class Tally:
 
     @property
     def comparison(self) -> Comparison | None:
-        """Of the losses with the undisturbed ones, where there are enough."""
+        """Compare the losses with undisturbed losses, if there are enough."""
         if len(self.losses) < FEWEST_LOSSES:
             return None
         return compare(self.losses, self.undisturbed, EQUIVALENT)
@@ -159,12 +158,12 @@ class Tally:
 def wrong_result(
     ends: Mapping[int, End], ranks: int, model: str | None, loss: float = math.inf
 ) -> str:
-    """What is wrong with how the ranks have ended, in words; nothing: it is right.
+    """Say in words why the result of a run is wrong; empty if right.
 
     Args:
         ends: by rank.
-        ranks: how many must have come to an end.
-        model: the checksum that must come out; None: any.
+        ranks: required number of ends.
+        model: required checksum; None: any.
         loss: of an undisturbed run, in nats.
     """
     if len(ends) < ranks:

@@ -1,4 +1,4 @@
-"""One run of a scenario: a job is started, something happens to it, and what comes is kept."""
+"""A run of a scenario: a job starts, a fault strikes, and the outcome is kept."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ AT_ONCE, AT_ONCE_S = 0.3, 0.1  #: share of ranks that are lost so soon after ano
 class Run:
     """
     Attributes:
-        random: draws all that is left to chance.
-        victims: ranks of the family's, which are lost one after the other.
-        victim: of those the one whose turn it is.
-        job: that runs, or was the last to run.
-        struck_s: when the latest fault has happened, on the monotonic clock.
-        reference: an undisturbed run of as many ranks.
+        random: draws everything random.
+        victims: ranks that fail, in this order.
+        victim: the next to fail.
+        job: the running job, or the last job.
+        struck_s: time of the latest fault, on the monotonic clock.
+        reference: an undisturbed run on as many ranks.
         rate: of the links, bits/s.
-        damaged: a checkpoint that the fault has damaged.
-        launcher_killed: so that only the next one can remove what the job has made.
+        damaged: a checkpoint, by the fault.
+        launcher_killed: whether only the next launcher can remove the job's files.
     """
 
     job: Job
@@ -96,7 +96,7 @@ class Run:
         return rank >= self.ranks - self.family.servers
 
     def pid(self, rank: int) -> int:
-        """Of a rank that was there a moment ago."""
+        """Return the process of a rank."""
         return [book.pid for book in diaries(self.folder) if book.rank == rank][-1]
 
     def pids(self) -> list[int]:
@@ -107,14 +107,14 @@ class Run:
 
     @property
     def goes_on_by_itself(self) -> bool:
-        """Whether the launcher starts the job again."""
+        """True if the launcher restarts the job."""
         return "--restarts" in self.scenario.options
 
     def newest_checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder / CHECKPOINTS)
 
     def wait_until(self, condition: Callable[[], object]) -> bool:
-        """Whether it comes while the job runs."""
+        """Wait for a condition; return whether the job still runs then."""
         deadline = time.monotonic() + self.limit_s
         while not condition():
             if self.job.ended or time.monotonic() > deadline:
@@ -123,9 +123,9 @@ class Run:
         return not self.job.ended
 
     def wait_for_moment(self) -> bool:
-        """Wait for any moment of the run, or of its training alone; whether the job still runs.
+        """Wait for a random moment of the run, or of its training; return whether the job runs.
 
-        Moments of training are counted in steps, whose pace on a busy machine nobody knows.
+        Moments of training are counted in steps: the pace of a busy machine is unknown.
         """
         reference, random = self.reference, self.random
         whole_s = reference.start_s + reference.training_s
@@ -141,7 +141,7 @@ class Run:
         return self.wait_until(lambda: time.monotonic() >= moment_s)
 
     def _steps(self) -> int:
-        """That the slowest rank has taken since the job was started; 0 while one is missing."""
+        """Return the slowest rank's steps since the job's start; 0 while a rank is missing."""
         books, lost = self._books_of_job(), self.victims[: self.victims.index(self.victim)]
         if len(books) < self.ranks:
             return 0
@@ -149,8 +149,8 @@ class Run:
         return min(book.steps for book in alive if not self.serves(book.rank))
 
     def wait_for_next(self) -> bool:
-        """Wait for a moment after one rank has been lost, often while the others recover; whether
-        the job still runs."""
+        """Wait for a moment after a rank's failure, often during recovery; return whether the job
+        still runs."""
         if self.random.random() < AT_ONCE:
             moment_s = self.struck_s + self.random.uniform(0, AT_ONCE_S)
             return self.wait_until(lambda: time.monotonic() >= moment_s)
@@ -159,7 +159,7 @@ class Run:
         return self.wait_until(lambda: self._steps() >= steps)
 
     def _books_of_job(self) -> list[Diary]:
-        """Of the ranks that the job in progress has started, without spares."""
+        """Return the diaries of the running job's ranks, without spares."""
         if len(self._books) < self.ranks:
             living = set(self.job.members())
             books = diaries(self.folder)
@@ -169,10 +169,10 @@ class Run:
     # A run.
 
     def undisturbed(self) -> Reference:
-        """What comes of it where nothing happens.
+        """Carry out an undisturbed run.
 
         Raises:
-            RuntimeError: it fails even so.
+            RuntimeError: the run fails.
         """
         self._start()
         if not self.job.wait(600) or self.job.process.returncode != 0:
@@ -189,7 +189,7 @@ class Run:
         return Reference(end.model, end.loss, start_s, last_s - first_s, steps)
 
     def disturbed(self) -> Outcome:
-        """One in which the fault happens."""
+        """Carry out a run with the fault."""
         fault = self.scenario.fault
         self.settings = replace(self.settings, **fault.settings(self))
         fault.prepare(self)
@@ -257,7 +257,7 @@ class Run:
         )
 
     def _measure(self, outcome: Outcome, struck: Sequence[float]) -> None:
-        """What each fault has cost."""
+        """Measure the cost of each fault."""
         books = diaries(self.folder)
         for since_s, until_s in pairwise([*struck, math.inf]):
             outcome.lost_samples.append(lost_samples(books, since_s, until_s))
@@ -267,7 +267,7 @@ class Run:
                 outcome.recovery_s.append(seconds)
 
     def _judge(self, outcome: Outcome) -> None:
-        """Whether it is what was expected, and the result right."""
+        """Judge whether the outcome is expected, and the result right."""
         found, left, expected = ends(self.folder), self.ranks, self.scenario.expected
         same, loss = self._same(), self.reference.loss
         if expected == "ends" and not outcome.missed:
@@ -289,19 +289,19 @@ class Run:
             outcome.loss = next(iter(found.values())).loss
 
     def _replaced(self) -> bool:
-        """Whether a spare must have taken the victim's place: with nothing left to do none does."""
+        """Return whether a spare must have replaced the victim: not after the end of training."""
         last = [book.place for book in diaries(self.folder) if book.rank == self.victim]
         return self.scenario.spares > 0 and Place.FINISH not in last[-1:]
 
     def _same(self) -> str | None:
-        """The model that must come out, bit for bit; None where it need not."""
+        """Return the required model, bit for bit; None: any."""
         return self.reference.model if self.family.repeats else None
 
     def _said(self) -> str:
         return (self.folder / OUTPUT).read_text(errors="replace")[-OUTPUT_AT_MOST:]
 
     def clear(self) -> None:
-        """Undo what the fault has done to the machine."""
+        """Undo the fault's effect on the machine."""
         if hasattr(self, "job"):
             self.job.kill()
         self.scenario.fault.clear(self)

@@ -1,4 +1,4 @@
-"""The scenarios: what happens, to which families, with which options, and what must come of it."""
+"""The scenarios: a fault, families, options, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -34,20 +34,19 @@ EVERYWHERE = (Place.START, *KillRank().places)
 class Scenario:
     """
     Attributes:
-        what: happens, in words.
-        fault: which one.
-        expected: what must come of it.
-        families: to which it happens.
+        what: the fault in words.
+        fault: the object that strikes.
+        expected: the expected outcome.
+        families: in this scenario.
         options: of `parallel-sgd run`.
-        spares: ranks that wait to take a lost one's place.
-        hosts: whether each rank is on an emulated host of its own.
-        training: whether it happens in training, and never while the job starts.
-        saves: whether checkpoints are written, by families that do. Where a server is lost they
-            always are.
-        most: how many times it happens in a run, at most, each time after a new start.
-        kills: ranks that are lost one after the other, without a new start.
+        spares: ranks in reserve for a failed rank.
+        hosts: whether each rank is on its own emulated host.
+        training: whether the fault strikes in training, and never while the job starts.
+        saves: whether saving families write checkpoints; always if a server fails.
+        most: the most faults in a run, each after a new start.
+        kills: number of ranks killed in turn, without a new start.
         timeout_s: of the ranks' communicator.
-        root: whether only root can let it happen.
+        root: whether the scenario needs root.
     """
 
     what: str

@@ -30,7 +30,7 @@ SHARE = 0.03
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process uses at one time, in seconds since its part has begun."""
+    """The resources of a process at a time, in seconds since the beginning of its part."""
 
     part: str
     rank: int
@@ -47,8 +47,8 @@ class Soak:
         ranks: of each part.
         minutes: of both parts together.
         samples: of all processes.
-        problems: jobs that failed, and what was left behind, in words.
-        machine: on which it was measured.
+        problems: failed jobs, and leftovers, in words.
+        machine: of the measurement.
     """
 
     ranks: int
@@ -60,12 +60,12 @@ class Soak:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one quantity in one process.
+    """The growth of a quantity in a process.
 
     Attributes:
         first, last: medians after the warm-up, and at the end.
         growth: from the end of the warm-up to the end, by the slope.
-        limit: that it may have.
+        limit: of the growth.
     """
 
     part: str
@@ -82,7 +82,7 @@ class Growth:
 
 
 def measure(folder: Path, ranks: int, seconds: float) -> Soak:
-    """Both parts, one after the other, for half of the time each."""
+    """Run both parts in turn, for half of the time each."""
     result = Soak(ranks, seconds / 60)
     for number, part in enumerate((TRAINING, LEARNERS)):
         own = folder / f"soak-{number}"
@@ -106,7 +106,7 @@ def measure(folder: Path, ranks: int, seconds: float) -> Soak:
 
 
 def samples(part: str, folder: Path, time_s: float) -> list[Sample]:
-    """Of all ranks that are there."""
+    """Sample all living ranks."""
     found = []
     for book in diaries(folder):
         try:
@@ -117,7 +117,7 @@ def samples(part: str, folder: Path, time_s: float) -> list[Sample]:
 
 
 def used(pid: int) -> tuple[float, float, float]:
-    """Resident memory in MiB that is the process's own, open files, threads."""
+    """Return private resident memory in MiB, open files, and threads."""
     status = Path(f"/proc/{pid}/status").read_text()
     values = dict(line.split(":", 1) for line in status.splitlines())
     memory = float(values["RssAnon"].split()[0]) / 1024
@@ -125,7 +125,7 @@ def used(pid: int) -> tuple[float, float, float]:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Of a line through most of the points: the median of the slopes between any two (Theil, Sen).
+    """Return the median slope between any two points (Theil, Sen).
 
     >>> slope([0, 1, 2, 3], [1, 2, 90, 4])
     1.0
@@ -135,7 +135,7 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def growths(samples: Sequence[Sample]) -> list[Growth]:
-    """Of every quantity in every process that was there for long enough."""
+    """Return the growth of every quantity in every process with enough samples."""
     found = []
     for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
         own = [s for s in samples if (s.part, s.rank) == (part, rank)]
@@ -175,7 +175,7 @@ class Soaked(DrawnReport):
             print(line)
 
     def notes(self) -> list[str]:
-        """What grows, and what went wrong."""
+        """Count the growing quantities, and list problems."""
         found = growths(self.result.samples)
         grows = sum(not one.flat for one in found)
         return [f"{len(found)} quantities, of which {grows} grow.", *self.result.problems]

@@ -24,8 +24,8 @@ class Results:
     Attributes:
         options: of the benchmark, and the MPI.
         outcomes: of all runs.
-        namespaces: of emulated hosts, that were left at the end.
-        machine: on which they were.
+        namespaces: of emulated hosts, left at the end.
+        machine: of the runs.
     """
 
     options: dict[str, Any]
@@ -34,7 +34,7 @@ class Results:
     machine: dict[str, Any] = field(default_factory=machine)
 
     def tallies(self) -> list[Tally]:
-        """One for each scenario and family, in the order of their first runs."""
+        """Return a tally for each scenario and family."""
         rows: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in self.outcomes:
             rows.setdefault((outcome.scenario, outcome.family), []).append(outcome)
@@ -52,8 +52,10 @@ class Summary(DrawnReport):
         self.results, self.machine = results, results.machine
 
     def print(self) -> None:
-        """The table: medians, and in parentheses the largest; losses as multiples of an
-        undisturbed run's, and the mean difference from it in nats, with what it comes to."""
+        """Print medians, and in parentheses the largest values.
+
+        Losses are multiples of an undisturbed run's loss; the difference is the mean, in nats.
+        """
         rows: list[tuple[str, ...]] = [
             ("", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
              "s to recover", "s to the end", "loss", "difference", "wrong", "hangs", "left behind")
@@ -83,7 +85,7 @@ class Summary(DrawnReport):
             print(line)
 
     def notes(self) -> list[str]:
-        """What happens in each scenario, and the sums, in words."""
+        """Describe each scenario, and the sums, in words."""
         tallies = self.results.tallies()
         happens = [f"{k}: {SCENARIOS[k].what}." for k in dict.fromkeys(t.scenario for t in tallies)]
         runs, met = sum(t.runs for t in tallies), sum(t.met for t in tallies)
@@ -96,7 +98,7 @@ class Summary(DrawnReport):
         ]
 
     def faults(self) -> list[str]:
-        """A line for each run that is not as it must be, and for what is left at the end."""
+        """Return a line for each failed run, and for each leftover at the end."""
         return [
             *(outcome.line() for outcome in self.results.outcomes if outcome.bad),
             *(f"LEFT: network namespace {name}" for name in self.results.namespaces),

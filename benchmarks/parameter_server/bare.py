@@ -1,4 +1,4 @@
-"""The peers: workers and one server as they are written with mpi4py in a few lines."""
+"""The peers: workers and a server in a few lines of mpi4py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END = 99  #: tag of a worker's last message
 
 
 def quiet_barrier(comm: MPI.Comm | None = None) -> None:
-    """All ranks are here; those that wait leave the cores to the others."""
+    """Wait for all ranks; waiting leaves the cores free."""
     from mpi4py import MPI
 
     request = (comm or MPI.COMM_WORLD).Ibarrier()
@@ -35,9 +35,9 @@ def quiet_barrier(comm: MPI.Comm | None = None) -> None:
 def median_rates(
     comm: Communicator, cases: Mapping[str, Callable[[], float]], rounds: int
 ) -> dict[str, float]:
-    """The rate of all ranks together in each case: medians of rounds, after one to warm up.
+    """Return the rate of all ranks together in each case: medians of rounds, after a warm-up.
 
-    A rank without a part in a case waits quietly: in an allgather it would spin beside the others.
+    A rank without a part in a case waits quietly: an allgather would spin beside the working ranks.
     """
     totals: dict[str, list[float]] = defaultdict(list)
     for i in range(rounds + 1):
@@ -54,7 +54,7 @@ def median_rates(
 def rate(
     workers: Communicator, step: Callable[[], object], seconds: float, warm_up: int = WARM_UP
 ) -> float:
-    """Steps a second of this worker, while all of them go on for so long. Collective."""
+    """Return this worker's steps a second, while all workers take steps. Collective."""
     for _ in range(warm_up):
         step()
     workers.barrier()
@@ -66,10 +66,10 @@ def rate(
 
 
 class Exchange:
-    """What a worker sends and what the server answers, of so many bytes, a multiple of 4.
+    """A worker's message and the server's answer, in bytes, multiples of 4.
 
     Args:
-        change: what the server does with both before it answers.
+        change: called by the server with both before the answer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Exchange:
 
 
 def _ones(nbytes: int) -> Array:
-    """Bytes of float32 that are 1: memory that nobody has written to is read faster."""
+    """Return bytes of float32 ones: memory never written to is read faster."""
     array = memory.empty(nbytes // 4, np.float32)
     array.fill(1)
     return array.view(np.uint8)
@@ -89,7 +89,7 @@ def _ones(nbytes: int) -> Array:
 def bare_worker(
     workers: Communicator, server: int, exchanges: Sequence[Exchange], seconds: float
 ) -> float:
-    """Send and receive; returns this worker's steps a second, of all exchanges in each."""
+    """Send and receive; return this worker's steps a second, with all exchanges in each step."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -105,7 +105,7 @@ def bare_worker(
 
 
 def bare_server(workers: int, exchanges: Sequence[Exchange]) -> None:
-    """Receive from anybody, and answer; until all workers have said the end."""
+    """Receive from any worker, and answer, until the end of all workers."""
     from mpi4py import MPI
 
     world, status = MPI.COMM_WORLD, MPI.Status()

@@ -1,16 +1,17 @@
-"""Parameter servers: what they reach of a bare loop of MPI, and what a slow worker costs.
+"""Parameter servers beside a bare loop of MPI, and the cost of a slow worker.
 
-Dense: 3 workers push and pull a whole model, each as fast as it can. Beside them, "bare": `Send`
-and `Recv` of as many bytes in mpi4py; "bare, step": the same with the step of SGD on the model that
-is sent; "sum": the first, and what the step takes alone, in one process. Goal: 0.9 with 1 server.
-Slow worker: what the others lose where one is three times as slow, by mode. Goal: 5 % in "async".
-Rows: of an embedding table that is far larger than the caches. Goal: 2 million rows a second and
-server, in no more than 1.5 times the memory of rows and optimizer state.
-Links (`--rate`, as root, nothing else then): the same as the first, where each worker and the
-server is an emulated host on links of that rate. Goal: 0.9 of the bare loop.
+Dense: 3 workers push and pull a whole model as fast as possible. Beside them, "bare": `Send` and
+`Recv` of as many bytes in mpi4py; "bare, step": the same with the step of SGD on the sent model;
+"sum": the first, plus the time of the step alone, in a single process. Goal: 0.9 with 1 server.
+Slow worker: the loss of the fast workers beside a worker at a third of the speed, by mode. Goal: 5
+% in "async".
+Rows: of an embedding table far larger than the caches. Goal: 2 million rows a second and server, in
+no more than 1.5 times the memory of rows and optimizer state.
+Links (`--rate`, as root, nothing else then): the same as dense, with each worker and the server on
+an emulated host with links of that rate. Goal: 0.9 of the bare loop.
 
 Ranks that wait for a message keep a core busy now and then: with more ranks than cores, as here,
-more servers can take time away from workers, and each other.
+more servers can take time away from workers, and from each server.
 """
 
 from __future__ import annotations

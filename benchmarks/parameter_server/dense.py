@@ -26,7 +26,7 @@ BARE = ("bare", "bare, step", "bare, 1 bit")
 def measure(
     comm: Communicator, values: int, rounds: int, seconds: float, servers: int
 ) -> dict[str, Any]:
-    """What each rank runs: the first three work, of the others as many serve as a case needs.
+    """Measure on all ranks: the first three work; then come the servers of a case.
 
     Returns:
         "updates": a second, of all workers together, by the case's name, medians over the rounds;
@@ -58,7 +58,7 @@ def measure(
 
 
 def pushed_bytes(values: int) -> int:
-    """Of a push in 1 bit, on average."""
+    """Return the bytes of a push in 1 bit, on average."""
     return values // 8
 
 

@@ -18,7 +18,7 @@ LONGER = 4  #: times as long as a case on one machine
 
 
 def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """What each rank runs: one worker and a server, then workers on all ranks but the server's.
+    """Measure on all ranks: a worker and a server, then workers on all ranks but the server's.
 
     Returns:
         "updates": a second, of all workers together, by "learner" or "bare", the number of workers,
@@ -40,18 +40,18 @@ def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dic
 
 
 def numbers(hosts: int) -> list[int]:
-    """Of workers: one, and as many as there are hosts beside the server's."""
+    """Return the numbers of workers: 1, and all hosts but the server's."""
     return sorted({1, hosts - 1})
 
 
 def limit(workers: int, pushed: int, pulled: int, rate: float) -> float:
-    """Updates a second that links of so many bits a second allow.
+    """Return the most updates a second on links of a rate in bits/s.
 
-    One worker's messages follow each other, and each finds links that have rested: `BURST` bytes of
-    it go at once. Several workers keep the server's link busy in both directions.
+    A single worker's messages follow each other on rested links: `BURST` bytes of each go at once.
+    Several workers keep the server's link busy in both directions.
 
     Returns:
-        Infinity where the links are not the limit.
+        Infinity if the links are not the limit.
     """
     sizes = [pushed, pulled]
     if workers == 1:

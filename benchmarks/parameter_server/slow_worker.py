@@ -1,7 +1,7 @@
-"""What one slow worker costs the others, in every mode.
+"""The cost of a slow worker, in every mode.
 
-Gradients are made by sleeping, so that the workers' computations do not take each other's cores,
-and a small real one; worker 0 sleeps three times as long.
+A gradient is a sleep, so that workers do not compete for cores, and a small real computation;
+worker 0 sleeps three times as long.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WARM_UP = 8  #: steps: more than the staleness of "bounded"
 
 
 def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, Any]:
-    """What each rank runs: three workers and a server.
+    """Measure on all ranks: three workers and a server.
 
     Returns:
-        for every mode "alike" and "slow": steps a second of a worker other than the first, where
-        all are as fast and where the first is slow; "slowest": those of the first one then;
-        "staleness": mean over all pushes. Medians over the rounds.
+        for every mode "alike" and "slow": steps a second of a worker after the first, with all
+        workers as fast and with the first slow; "slowest": of the slow first worker; "staleness":
+        mean over all pushes. Medians over the rounds.
     """
     measured: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
     limit = 60 + 5 * rounds * 2 * len(MODES) * (seconds + 1)
@@ -58,7 +58,7 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, Any]:
 def _train(
     comm: Communicator, mode: Any, slower: int, seconds: float
 ) -> tuple[float, tuple[float, int]]:
-    """A rank's steps a second, the mean staleness of its pushes, and how many they were."""
+    """Return a rank's steps a second, mean staleness of its pushes, and number of pushes."""
     model = MLP([64, 128, 10], seed=0)
     algorithm = DataParallelASGD(servers=1, mode=mode, sync_steps=1)
     learner = Learner(model.parameters, SGD(lr=0.01), algorithm, comm)

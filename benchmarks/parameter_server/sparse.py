@@ -1,8 +1,7 @@
-"""Rows of an embedding table, pulled and pushed: the table alone, and one server for some workers.
+"""Rows of an embedding table, pulled and pushed: the table alone, and a server with workers.
 
-Ids are random over 10**11, and drawn from those that the table has, in another order than the one
-in which they came. The limits: as many rows read and written at random in one large array, and a
-bare loop of MPI that moves the same bytes.
+Ids are random over 10**11, and drawn from the table's ids, in a new order. The limits: as many rows
+read and written at random in a large array, and a bare loop of MPI with the same bytes.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ TABLE = Embedding(name="rows", width=WIDTH)
 def measure(
     comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """What each rank runs: two workers and a server.
+    """Measure on all ranks: two workers and a server.
 
     Returns:
-        "random": rows a second that this memory reads and writes; "table": those of a `RowTable`
+        "random": rows a second read and written in this memory; "table": rows of a `RowTable`
         in the same process; "served", "bare": rows a second of all workers, by
         their number and "pull", "push" or "both" (each row pulled and pushed), medians over the
         rounds; "bytes": of the server's table, a row.
@@ -72,25 +71,25 @@ def measure(
 
 
 def all_ids(touched: int) -> Array:
-    """The ids of the table, in the order in which they come: the same on every rank."""
+    """Return the ids of the table, in the order of arrival: the same on every rank."""
     ids = np.unique(np.random.default_rng(0).integers(DIFFERENT, size=touched))
     return np.random.default_rng(1).permutation(ids)
 
 
 def random_batches(ids: Array, batch: int, seed: int) -> Iterator[Array]:
-    """Minibatches of ids in another order, again and again: all different, but for chance."""
+    """Yield minibatches of ids in a new order, again and again: all different, but for chance."""
     order = np.random.default_rng(seed).permutation(len(ids))[: MOST_BATCHES * batch]
     return cycle([ids[some] for some in np.split(order, range(batch, len(order), batch))][:-1])
 
 
 def _speed(call: Callable[[Array], object], batches: Iterator[Array], rounds: int) -> float:
-    """Return rows a second: the median over minibatches, which are all as long."""
+    """Return rows a second: the median over minibatches, of equal length."""
     size = len(next(batches))
     return size / median_s(lambda: call(next(batches)), 10 * rounds)
 
 
 def _random_access(touched: int, batch: int, rounds: int) -> dict[str, float]:
-    """Rows a second that NumPy reads from a large array, or changes in it."""
+    """Return rows a second of NumPy in a large array, read or changed."""
     memory, out = (np.ones((n, WIDTH), np.float32) for n in (touched, batch))
     batches = random_batches(np.arange(touched), batch, seed=1)
 

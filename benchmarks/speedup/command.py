@@ -1,23 +1,23 @@
 """Speed-up against accuracy, and samples a second against workers: the two figures of the papers.
 
-After Chen and Huo (ICASSP 2016), who set the speed-up of block momentum beside its accuracy, and
-Seide et al. (Interspeech 2014), who count samples a second. All algorithms, on 1 to 8 emulated
-hosts with limited links, one worker on each, and the asynchronous one with a host more for its
-server; and on up to 64 by the cost model of `parallel-sgd plan`.
+After Chen and Huo (ICASSP 2016), with the speed-up of block momentum beside its accuracy, and Seide
+et al. (Interspeech 2014), with samples a second. All algorithms, on 1 to 8 emulated hosts with
+limited links, a worker on each, and a further host for the asynchronous algorithm's server; and on
+up to 64 by the cost model of `parallel-sgd plan`.
 
 Speed and accuracy are measured apart:
 
-  speed     exchanges, compression and updates are done, on real links. Computing the gradient is a
-            wait of the time that one core needs, since the hosts share this machine's cores. With
-            more hosts than cores, waits are longer and links slower by as many times, and the
-            seconds are divided by that: so each host has a core for its exchange.
+  speed     exchanges, compression and updates run on real links. Computing the gradient is a wait
+            of the time of a core, since the hosts share this machine's cores. With more hosts than
+            cores, waits are longer and links slower by as many times, and the seconds are divided
+            by the same factor: so each host has a core for its exchange.
   accuracy  the model is trained with as many workers as threads of one process, on the same number
             of samples for all, with a learning rate tuned for each on another seed.
 
-Peak speed-up is that of the best round's steps; average that of a whole training, which has one
-start, all steps, eight evaluations (of a part of the test set on every worker), and one end: each
-round times start, an eighth of the steps, an evaluation and the end. Both against serial SGD, which
-is one worker in 32 bits. Minibatches have 256 samples of each worker. Local updates have blocks
+Peak speed-up is that of the best round's steps; average that of a whole training: a start, all
+steps, eight evaluations (of a part of the test set on every worker), and an end. Each round times
+start, an eighth of the steps, an evaluation and the end. Both against serial SGD: a single worker
+in 32 bits. Minibatches have 256 samples of each worker. Local updates have blocks
 of 8 of them, asynchronous workers push every 4.
 
 Needs root, and Open MPI or MPICH as `parallel-sgd cluster` does; speeds need a quiet machine.
@@ -113,10 +113,10 @@ def main(options: argparse.Namespace) -> Summary:
 
 
 def _known(path: str, samples: int, *, tuned: bool) -> dict[tuple[str, int], Learned]:
-    """What an earlier run has learned, by contender and workers.
+    """Return the accuracies of an earlier run, by contender and workers.
 
     Raises:
-        UserError: it has trained another model, or in another way.
+        UserError: the earlier run trained a different model, or differently.
     """
     earlier = load(path, Results)
     ways = {(earlier.options["task"], one.samples, one.tuned) for one in earlier.learned}

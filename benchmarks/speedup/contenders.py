@@ -1,4 +1,4 @@
-"""What is trained, and by whom: the same model, minibatches and optimizers in both measurements."""
+"""Contenders and their model, minibatches and optimizers: the same in both measurements."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ TITLE = f"next byte of Python's library, MLP {CONTEXT}x16-{'-'.join(map(str, WID
 
 
 def model(seed: int = 0) -> ByteLanguageModel:
-    """With the initial parameters of a seed."""
+    """Make the model of a seed."""
     return ByteLanguageModel(CONTEXT, 16, list(WIDTHS), seed=seed)
 
 
 def data(samples: int, seed: int) -> tuple[Held, Held]:
-    """So many samples to train on, and those to test with."""
+    """Return `samples` training samples, and the test samples."""
     parts = library_source(CONTEXT, most_bytes=READ)
     return some_of(parts, (samples, TESTED), seed)
 
 
 @dataclass(frozen=True)
 class ShortBlocks(Blocks):
-    """Blocks as long as they are here."""
+    """Blocks of `PERIOD` minibatches."""
 
     def steps(self, job: Job) -> int:
         return PERIOD
@@ -56,7 +56,7 @@ class ShortBlocks(Blocks):
 
 @dataclass(frozen=True)
 class OneServer(Servers):
-    """However many workers there are, and pushes as often as here."""
+    """A single server for any number of workers, and pushes after `PUSHES` minibatches."""
 
     def servers(self, job: Job) -> int:
         return 1
@@ -70,9 +70,9 @@ class Contender:
     """
     Attributes:
         algorithm: with all its options.
-        candidate: what the planner prices it by; None: it does not know it.
+        candidate: of the planner; None: unknown to the planner.
         optimizer: by its name in `OPTIMIZERS`.
-        period: minibatches of a worker after which it exchanges.
+        period: minibatches of a worker between exchanges.
         servers: hosts beside those of the workers.
     """
 

@@ -1,4 +1,4 @@
-"""Speed-up against accuracy, and samples a second against workers: two panels, one legend."""
+"""Two panels: speed-up against accuracy, and samples a second against workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = 0.6  #: of the best accuracy: who has less is named, and the axis not st
 
 
 def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None:
-    """Draw both panels, and below them what the figure needs to be understood."""
+    """Draw both panels, with notes below."""
     titles = {
         "learning": "(a) speed-up and accuracy, after the same samples",
         "scaling": "(b) samples/s: measured (solid), planned (dashed)",
@@ -43,7 +43,7 @@ def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None
 
 
 def _learning(axes: Axes, points: Sequence[Point]) -> None:
-    """Average speed-up as a large marker with the number of workers, peak as a small one."""
+    """Draw average speed-up as a large marker with the number of workers, peak as a small one."""
     best = max((p.accuracy.middle for p in points if p.accuracy), default=0.0)
     low = [p for p in points if p.accuracy and p.accuracy.middle < SHOWN * best]
     points = [p for p in points if p not in low]
@@ -83,7 +83,7 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _label(axes: Axes, text: str, at: tuple[float, float], color: str, angle: float) -> None:
-    """Write beside a point, for each contender in another direction: points may coincide."""
+    """Write beside a point, in a direction for each contender: points may coincide."""
     offset = 11 * math.cos(angle), 11 * math.sin(angle)
     axes.annotate(
         text,
@@ -99,7 +99,7 @@ def _label(axes: Axes, text: str, at: tuple[float, float], color: str, angle: fl
 
 
 def _serial(axes: Axes, accuracy: Spread) -> None:
-    """One worker, and its accuracy all along the axis."""
+    """Draw serial SGD, and its accuracy all along the axis."""
     y = accuracy.middle
     axes.axhline(y, color=IDEAL, linewidth=1, linestyle="--", zorder=0)
     axes.errorbar(
@@ -120,7 +120,7 @@ def _serial(axes: Axes, accuracy: Spread) -> None:
 
 
 def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]) -> None:
-    """Solid with markers what was measured, dashed what the planner says."""
+    """Draw measured rates solid with markers, planned rates dashed."""
     (serial,) = (p.samples_per_s.middle for p in points if (p.contender, p.workers) == (SERIAL, 1))
     workers = sorted({*(p.workers for p in points), *(one.workers for one in predicted)})
     ideal = [k * serial for k in workers]
@@ -157,7 +157,7 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
 
 
 def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:
-    """Every planned line with its dashes. Those of equal lines lie in each other's gaps."""
+    """Return every planned line with its dashes. Equal lines fill each other's gaps."""
     lines: dict[str, Line] = {}
     for one in predicted:
         lines[one.contender] = (*lines.get(one.contender, ()), (one.workers, one.samples_per_s))
@@ -170,5 +170,5 @@ def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:
 
 
 def _bars(spreads: Sequence[Spread]) -> list[list[float]]:
-    """How far least and largest are from the middle: [2, points]."""
+    """Return the distances of least and largest from the middle: [2, points]."""
     return [[s.middle - s.low for s in spreads], [s.high - s.middle for s in spreads]]

@@ -1,8 +1,8 @@
-"""How well a model is learned by so many workers: real training, in threads of one process.
+"""The accuracy of a model trained by K workers, as threads of a process.
 
-What is learned does not depend on speed, but for the asynchronous workers, whose staleness is what
-the threads' pace makes of it. Every run has the same number of samples, in minibatches of 256
-of each worker; the learning rate rises for a sixteenth of them and then falls linearly to a tenth.
+Accuracy does not depend on speed, except for asynchronous workers: the threads' pace decides their
+staleness. Every run has the same number of samples, in minibatches of 256 of each worker; the
+learning rate rises for a sixteenth of the samples and then falls linearly to a tenth.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LAST_RATE, WARM_UP = 0.1, 1 / 16
 class Learned:
     """
     Attributes:
-        contender, workers: which.
+        contender, workers: of the runs.
         samples: of all workers in a run.
         lr: the highest learning rate, the best of factors of 2.
-        tuned: whether it was looked for, or is where the search would begin.
+        tuned: whether the rate was searched for, or is the start of a search.
         losses: on the test set in nats, of each seed.
         accuracies: in %, likewise.
     """
@@ -46,7 +46,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the contender, its workers, the samples of all, and what is drawn or chosen."""
+    """A training: the contender, its workers, the samples of all workers, rate and seed."""
 
     contender: str
     workers: int
@@ -75,7 +75,7 @@ def learn_all(
 
 
 def cases(names: Sequence[str], workers: Sequence[int]) -> list[tuple[str, int]]:
-    """The largest first. One worker is serial SGD, and is trained once."""
+    """Return contenders and workers, most workers first; a single worker is serial SGD."""
     most_first = sorted(set(workers) - {1}, reverse=True)
     return [*((name, k) for k in most_first for name in names), (SERIAL, 1)]
 

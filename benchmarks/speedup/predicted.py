@@ -1,4 +1,4 @@
-"""What the cost model says of the same workers, and of more than this machine can emulate."""
+"""Predictions of the cost model, also for more workers than this machine can emulate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MORE = (2, 4, 8, 16, 32, 64)  #: workers, with those that are measured
 class Predicted:
     """
     Attributes:
-        contender, workers: which.
+        contender, workers: of the prediction.
         samples_per_s: of all workers, without evaluations.
     """
 
@@ -29,10 +29,10 @@ class Predicted:
 def predict(
     names: Iterable[str], workers: Sequence[int], step_s: float, link: Link, speeds: KernelSpeeds
 ) -> list[Predicted]:
-    """Of those that the planner knows, on hosts with a core each.
+    """Predict all contenders known to the planner, on hosts with a core each.
 
     Args:
-        step_s: that one worker takes alone.
+        step_s: of a single worker.
         link: of every host.
     """
     predicted = []

@@ -1,4 +1,4 @@
-"""The measurements of speed-ups, and the points that follow from them."""
+"""The measurements of speed-ups, and points computed from the measurements."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Point:
-    """One contender with so many workers.
+    """A contender with a number of workers.
 
     Attributes:
         samples_per_s: of all workers in steps, without evaluations, over the rounds.
         peak: speed-up of the best round's steps, over the best of serial SGD.
         average: speed-up of a whole training with start, evaluations and end, over the median of
             serial SGD; over the rounds.
-        loss, accuracy: in nats and %, over the seeds; None where they were not measured.
-        predicted: samples a second; None where the planner does not know the contender.
+        loss, accuracy: in nats and %, over the seeds; None if not measured.
+        predicted: samples a second; None if the planner does not know the contender.
     """
 
     contender: str
@@ -60,9 +60,9 @@ class Results:
     """
     Attributes:
         options: of the benchmark; rates in bits/s, None: no limit.
-        alone: one worker's computing.
+        alone: a single worker's computing.
         timed, learned, predicted: by contender and workers.
-        machine: on which it was measured.
+        machine: of the measurement.
     """
 
     options: dict[str, Any]
@@ -82,11 +82,11 @@ class Results:
         return f"Speed-up over serial SGD and what is learned: {TITLE}, {self.rate}"
 
     def rates(self, timed: Timed) -> list[float]:
-        """Samples a second of all workers in the steps of each round."""
+        """Return samples a second of all workers in the steps of each round."""
         return [timed.workers * BATCH / step_s for step_s in timed.step_s]
 
     def whole_s(self, timed: Timed) -> list[float]:
-        """Seconds of a whole training, as each round would have it."""
+        """Return the seconds of a whole training, by each round."""
         steps = self.options["samples"] / (BATCH * timed.workers)
         evaluations = self.options["evaluations"]
         return [
@@ -98,12 +98,12 @@ class Results:
 
     @property
     def serial(self) -> Timed:
-        """What all others are compared with."""
+        """Serial SGD, the base of all comparisons."""
         (one,) = (t for t in self.timed if (t.contender, t.workers) == (SERIAL, 1))
         return one
 
     def points(self) -> list[Point]:
-        """Of every contender and number of workers that was timed, in the order of tables."""
+        """Return a point for each timed contender and number of workers, in order."""
         learned = {(one.contender, one.workers): one for one in self.learned}
         predicted = {(one.contender, one.workers): one.samples_per_s for one in self.predicted}
         serial_s = statistics.median(self.whole_s(self.serial))

@@ -1,9 +1,10 @@
 """Seconds of steps, evaluations, starts and ends, of workers on emulated hosts.
 
-Computing is a wait, since the hosts share this machine's cores; whatever an algorithm does is done.
-Time is dilated: where there are more hosts than cores, waits are longer and links slower by as many
-times, and the seconds found are divided by that. So each host has a core's worth of time for its
-exchange, and sees links of the rate that was asked for. (Gupta et al., "To Infinity and Beyond:
+Computing is a wait, since the hosts share this machine's cores; the algorithms' work is real. Time
+is
+dilated: with more hosts than cores, waits are longer and links slower by as many times, and the
+seconds are divided by this factor. So each host has a core's worth of time for its exchange, and
+sees links of the chosen rate. (Gupta et al., "To Infinity and Beyond:
 Time-Warped Network Emulation", NSDI 2006.)
 """
 
@@ -42,12 +43,12 @@ AXPY_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class Alone:
-    """What one worker's thread takes, with a core of its own: medians.
+    """Times of a single worker's thread on a core: medians.
 
     Attributes:
         gradient_s: of a minibatch.
         evaluation_s: of the test set.
-        axpy_gb_per_s: bytes that ``x -= a * y`` in place reads and writes.
+        axpy_gb_per_s: bytes read and written by ``x -= a * y`` in place.
     """
 
     gradient_s: float
@@ -57,16 +58,16 @@ class Alone:
 
 @dataclass(frozen=True)
 class Timed:
-    """Of each round, as the hosts' own clocks would say; of the slowest worker.
+    """Times of the slowest worker in each round, on the hosts' clocks.
 
     Attributes:
-        contender, workers: which.
-        hosts: with those of servers.
-        dilation: how many times longer it has taken here.
-        steps: that were measured in each round.
-        step_s: a step, on average over them, in each round.
-        evaluation_s, start_s, finish_s: of one evaluation on all workers; of making the learner;
-            and of completing what is under way at the end.
+        contender, workers: of the measurement.
+        hosts: of workers and servers.
+        dilation: factor of the time here.
+        steps: in each round.
+        step_s: mean seconds of a step, in each round.
+        evaluation_s, start_s, finish_s: of an evaluation on all workers; of making the learner; and
+            of completing all work under way at the end.
     """
 
     contender: str
@@ -81,7 +82,7 @@ class Timed:
 
 
 def measure_alone(_: Communicator) -> dict[str, float]:
-    """The fields of `Alone`, in a process of its own."""
+    """Measure the fields of `Alone`."""
     net, (train, test) = model(), data(BATCH, seed=0)
     gradient, x = net.parameters.like(), np.zeros(AXPY_VALUES, np.float32)
     y = np.ones_like(x)
@@ -105,14 +106,14 @@ def _median_s(call: Callable[[], object]) -> float:
 
 
 def alone() -> Alone:
-    """Measured on this machine, while nothing else of the benchmark runs."""
+    """Measure a single worker in a process of its own."""
     return Alone(**on_ranks(1, MODULE, {"what": "alone"}, environ={**os.environ, **ONE_THREAD}))
 
 
 def time_all(
     names: Iterable[str], workers: int, rate: float, cost: Alone, cores: int, **effort: int
 ) -> list[Timed]:
-    """Time contenders with so many workers, on links of so many bits a second.
+    """Time contenders with a number of workers, on links of a rate in bits/s.
 
     Args:
         cores: of this machine.
@@ -141,7 +142,7 @@ def time_all(
 
 
 def on_hosts(hosts: EmulatedHosts, asked: dict[str, Any]) -> Any:
-    """`measure` on all of them, one thread each."""
+    """Call `measure` on all hosts, a thread each."""
     return on_ranks(
         len(hosts.names),
         MODULE,
@@ -153,14 +154,14 @@ def on_hosts(hosts: EmulatedHosts, asked: dict[str, Any]) -> Any:
 
 
 def dilation_of(hosts: int, cores: int) -> float:
-    """How many times longer things take, for each host to have a core."""
+    """Return the dilation of time that gives each host a core."""
     return max(1.0, hosts / cores)
 
 
 def timed_of(
     name: str, workers: int, dilation: float, steps: int, turns: list[Mapping[str, float]]
 ) -> Timed:
-    """The seconds of turns here as those of the hosts' own clocks."""
+    """Convert seconds of turns here to the hosts' clocks."""
     of = {
         field: [turn[field] / dilation for turn in turns]
         for field in ("step_s", "evaluation_s", "start_s", "finish_s")
@@ -169,7 +170,7 @@ def timed_of(
 
 
 def measure(comm: Communicator, what: str, **options: Any) -> dict[str, Any]:
-    """What each rank runs."""
+    """Measure on all ranks."""
     if what == "alone":
         return measure_alone(comm)
     with kill_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
@@ -184,7 +185,7 @@ def measure_turns(
     gradient_s: float,
     evaluation_s: float,
 ) -> dict[str, list[dict[str, float]]]:
-    """All contenders in turn, several rounds, and a short one before them that does not count.
+    """Time all contenders in turn, several rounds, after a short round that does not count.
 
     Returns:
         By contender the seconds of every round, of the slowest worker.
@@ -203,7 +204,7 @@ def measure_turns(
 def _turn(
     comm: Communicator, name: str, steps: int, gradient_s: float, evaluation_s: float
 ) -> dict[str, float] | None:
-    """A worker's seconds; None of a server."""
+    """Return a worker's seconds; None for a server."""
     contender = CONTENDERS[name]
     parameters = model().parameters
     noise = np.random.default_rng(comm.rank).standard_normal(parameters.flat.size, np.float32)
@@ -254,5 +255,5 @@ def _wait(until: float) -> None:
 
 
 def part_steps(samples: int, evaluations: int, workers: int) -> int:
-    """Minibatches of a worker from one evaluation to the next, in whole blocks: what is timed."""
+    """Return a worker's minibatches between evaluations, in whole blocks: the timed part."""
     return math.ceil(samples / (evaluations * BATCH * workers) / PERIOD) * PERIOD

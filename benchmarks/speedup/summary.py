@@ -22,7 +22,7 @@ class Summary(DrawnReport):
         self.results, self.machine = results, results.machine
 
     def print(self) -> None:
-        """The table: medians, and in parentheses the least and the largest."""
+        """Print medians, and in parentheses the least and the largest."""
         rows = [
             ("", "workers", "samples/s", "planner", "peak", "average speed-up", "test loss, nats",
              "accuracy, %", "rate")
@@ -48,7 +48,7 @@ class Summary(DrawnReport):
             print(line)
 
     def notes(self) -> list[str]:
-        """How it was measured, in words, for the table and the figure."""
+        """Describe the measurement for the table and the figure."""
         results, options = self.results, self.results.options
         dilation = max(timed.dilation for timed in results.timed)
         return [

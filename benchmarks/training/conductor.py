@@ -1,7 +1,7 @@
-"""Starts both sides on the same hosts, and has them play in turn.
+"""Starts both sides on the same hosts, and lets the sides play in turn.
 
-A side's processes stay up: while the other one plays they block on a socket and take no time.
-Sockets are files, which processes in every network namespace see; nothing of this is on the links.
+A side's processes stay up: a waiting side blocks on a socket and takes no time. Sockets are files,
+visible in every network namespace; their traffic is not on the links.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIDES = {"ours": "our ranks", "peer": "PyTorch's processes"}
 
 
 class Hosts(Protocol):
-    """What `emulated_hosts` makes, as far as it counts here."""
+    """The part of `emulated_hosts` that a conductor needs."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -51,9 +51,9 @@ class Hosts(Protocol):
 
 
 class Here:
-    """So many ranks of this very machine: nothing comes before their commands.
+    """Ranks of this machine: nothing comes before their commands.
 
-    A side's ranks have no limited links, and MPI's share memory.
+    The ranks have no limited links, and MPI's ranks share memory.
     """
 
     inside: list[str] = []  # noqa: RUF012
@@ -73,15 +73,15 @@ class Conductor:
         self.connections = connections
 
     def all(self, side: str, command: str, **options: Any) -> list[dict[str, Any]]:
-        """Have all ranks of a side do something; what each answers, by rank.
+        """Send a command to all ranks of a side; return the answers by rank.
 
         Raises:
-            UserError: one of them has ended, or takes too long.
+            UserError: a rank has ended, or takes too long.
         """
         return self._ask(side, self.connections[side], command, options)
 
     def first(self, side: str, command: str, **options: Any) -> dict[str, Any]:
-        """Have the first rank do something that it can do alone."""
+        """Send a command to the first rank alone."""
         return self._ask(side, self.connections[side][:1], command, options)[0]
 
     def _ask(
@@ -110,12 +110,12 @@ def conducted(
     played_by: Mapping[str, str] | None = None,
     interface: str = "eth0",
 ) -> Iterator[Conductor]:
-    """Start sides on hosts, one process on each host; they end with the block.
+    """Start sides on hosts, a process on each host, for a `with` block.
 
     Args:
-        package: whose modules `ours` and `peer` they run.
-        played_by: by side: another module of the package that plays it.
-        interface: of the network, that gloo uses.
+        package: of the sides' modules, `ours` and `peer`.
+        played_by: replaces a side's module.
+        interface: of gloo's network.
     Raises:
         UserError: a side did not come up.
     """
@@ -156,7 +156,7 @@ def _started(stack: ExitStack, command: list[str], interface: str) -> subprocess
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """A process whose connection has been closed ends by itself, unless it hangs."""
+    """End a process with a closed connection, if the process hangs."""
     for stop in (process.terminate, process.kill):
         try:
             process.wait(END_S)
@@ -171,7 +171,7 @@ def _met(
     processes: list[subprocess.Popen[bytes]],
     count: int,
 ) -> list[Any]:
-    """The connections of a side's ranks, when all have come."""
+    """Wait for all ranks of a side; return their connections."""
     by_rank: dict[int, Any] = {}
     until = time.monotonic() + START_S
     while len(by_rank) < count:

@@ -1,4 +1,4 @@
-"""Who takes part: our algorithms, and PyTorch's DistributedDataParallel with its hooks."""
+"""Contenders: our algorithms, and PyTorch's DistributedDataParallel with its hooks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Contender:
     """
     Attributes:
         algorithm: ours; None for PyTorch.
-        hook: of DDP, by its name in `peer.HOOKS`; "exchange" is ours.
+        hook: of DDP, by its name in `peer.HOOKS`; "exchange" is our hook.
         options: of the hook.
-        period: minibatches after which all ranks have the same model again; 0: never, since they
-            do not communicate, which is what the others are to come close to.
-        learns_as: who has the same model after every step, to rounding; None: nobody is known to.
-        timed_as: whose steps its own are, each from so many samples on; empty: its own.
-        modules: whether it is for PyTorch's modules alone.
-        in_buckets: whether DDP's gradients lie in its buckets, and not beside them.
+        period: minibatches after which all ranks have the same model again; 0: never. Ranks without
+            communication are the limit for all more contenders.
+        learns_as: a contender with the same model after every step, to rounding; None: unknown.
+        timed_as: contenders with the same steps, each from a number of samples on; empty: itself.
+        modules: whether for PyTorch's modules alone.
+        in_buckets: whether DDP's gradients lie in its buckets, and not beside the buckets.
     """
 
     algorithm: Algorithm[Any] | None = None
@@ -120,5 +120,5 @@ TO_LOSS_MODULES = (
 
 
 def side(name: str) -> str:
-    """Of a contender: who carries it out."""
+    """Return the side of a contender."""
     return "ours" if CONTENDERS[name].ours else "peer"

@@ -1,6 +1,6 @@
-"""A rank of either side: it waits without a sound, and takes steps when the conductor says so.
+"""A rank of either side: waits quietly, and takes steps at the conductor's commands.
 
-Both sides run this very loop, with a `Trainer` each.
+Both sides run this loop, with a `Trainer` each.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .tasks import SEED, TASKS, Array
 
 
 class Trainer(Protocol):
-    """One contender's model in training on this rank."""
+    """A contender's model in training on this rank."""
 
     def step(self, x: Array, y: Array) -> float:
-        """Train on this rank's minibatch; its mean loss before that, not finite where training
-        has diverged."""
+        """Train on this rank's minibatch; return the mean loss before the step, not finite after
+        divergence."""
 
     def values(self) -> Array:
-        """The parameters, in the order and the shapes of ours, as one vector."""
+        """Return the parameters as a vector, in the order and shapes of our models."""
 
     def finish(self) -> None:
-        """Complete what is under way. Collective."""
+        """Complete all work under way. Collective."""
 
 
 Make = Callable[[str, str, float, int], Trainer]
@@ -37,12 +37,12 @@ initial model. Collective."""
 
 
 class Member:
-    """What a rank does at the conductor's commands.
+    """A rank at the conductor's commands.
 
     Args:
-        rank, ranks: this one's number on its side, and how many there are.
+        rank, ranks: number of this rank on its side, and count of ranks.
         make: see `Make`.
-        barrier: all ranks of this side are here.
+        barrier: waits for all ranks of this side.
     """
 
     def __init__(self, rank: int, ranks: int, make: Make, barrier: Callable[[], object]) -> None:
@@ -61,11 +61,11 @@ class Member:
         return {}
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Take so many steps, all ranks at once.
+        """Take `count` steps, all ranks at once.
 
         Returns:
-            "seconds": of all of them; "losses": of each; "digest": of the model after the last;
-            "peak_bytes": the most memory that this process has had until then.
+            "seconds": of all steps; "losses": of each; "digest": of the last model; "peak_bytes":
+            the most memory of this process until then.
         """
         assert self.trainer is not None
         x, y = self.data[self.task, self.seed]
@@ -82,7 +82,7 @@ class Member:
         return {"seconds": seconds, "losses": losses, "digest": digest, "peak_bytes": peak}
 
     def evaluate(self) -> dict[str, Any]:
-        """The test loss in nats, with the same model and code on both sides. Local."""
+        """Return the test loss in nats, with the same model and code on both sides. Local."""
         assert self.trainer is not None
         task = TASKS[self.task]
         if self.task not in self.test:
@@ -91,11 +91,11 @@ class Member:
         return {"loss": task.test_loss(self.trainer.values(), *self.test[self.task])}
 
     def memory(self) -> dict[str, Any]:
-        """How much this process has now. Local."""
+        """Return the memory of this process. Local."""
         return {"bytes": memory_bytes("VmRSS")}
 
     def end(self) -> dict[str, Any]:
-        """Finish with the contender, and forget it: others may need the memory."""
+        """Finish the contender, and free its memory."""
         assert self.trainer is not None
         self.trainer.finish()
         self.trainer = None
@@ -103,19 +103,19 @@ class Member:
         return {}
 
     def follow(self, path: str, side: str) -> None:
-        """Do what the conductor says through its socket, until it closes that."""
+        """Obey the conductor's commands, until the end of its socket."""
         follow(self, self.rank, path, side)
 
 
 def memory_bytes(name: str) -> int:
-    """Of this process: "VmRSS", what it has, or "VmHWM", the most that it ever had."""
+    """Return the memory of this process: "VmRSS" now, or "VmHWM" at most so far."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (size,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
     return int(size) << 10  # from KiB
 
 
 def follow(member: object, rank: int, path: str, side: str) -> None:
-    """Call the methods of a member that the conductor names, until it closes its socket."""
+    """Call the methods named by the conductor, until the end of its socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         with connection.makefile("rw") as lines:

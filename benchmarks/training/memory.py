@@ -1,4 +1,4 @@
-"""The most memory that a rank has had, of every contender in processes of its own."""
+"""The most memory of a rank, for every contender in new processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .tasks import SMALL
 class Memory:
     """
     Attributes:
-        model, contender: of what.
-        before_bytes: that a rank had before it made the model, but had trained a small one by the
-            same contender: Python, PyTorch, MPI, gloo, and the kernels.
-        peak_bytes: the most that it had until it had taken some steps. Both of the rank with most.
+        model, contender: of the measurement.
+        before_bytes: before the model was made, but after training a small model by the same
+            contender: Python, PyTorch, MPI, gloo, and the kernels.
+        peak_bytes: the maximum during some steps. Both of the rank with the most.
     """
 
     model: str
@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def added_bytes(self) -> int:
-        """By the model, its training and its exchange."""
+        """Memory of the model, its training and its exchange."""
         return self.peak_bytes - self.before_bytes
 
 
@@ -38,7 +38,7 @@ def measure_memory(
     model: str,
     names: Iterable[str],
 ) -> list[Memory]:
-    """Of each contender.
+    """Measure each contender.
 
     Args:
         playing: starts the sides of contenders, for a `with` block.

@@ -19,7 +19,7 @@ TESTED_AT_ONCE = 64  #: samples
 
 
 def module_of(model: MLP | torch.nn.Module) -> tuple[list[str], Any]:
-    """The same model in PyTorch, with the same values; first, what ours calls its parameters."""
+    """Return the names of a model's parameters, and the same model in PyTorch."""
     if isinstance(model, torch.nn.Module):
         return [name for name, _ in model.named_parameters()], model
     layers: list[Any] = []
@@ -36,7 +36,7 @@ def module_of(model: MLP | torch.nn.Module) -> tuple[list[str], Any]:
 
 
 def values_of(names: list[str], module: Any) -> Array:
-    """The parameters as one vector, in the order and the shapes of ours."""
+    """Return the parameters as a vector, in the order and shapes of our models."""
     arrays = zip(names, module.parameters(), strict=True)
     return np.concatenate([_ours(name, p).reshape(-1) for name, p in arrays])
 
@@ -46,7 +46,7 @@ def _ours(name: str, parameter: Any) -> Array:
 
 
 def _transposed(name: str, array: Array) -> Array:
-    """Of a layer's weights, which are [outputs, inputs] there; everything else as it is."""
+    """Transpose a layer's weights, [outputs, inputs] in PyTorch; return all else unchanged."""
     return array.T if name.startswith("W") else array
 
 
@@ -55,14 +55,14 @@ def optimizer_of(module: Any, lr: float) -> torch.optim.Optimizer:
 
 
 def loss_of(module: Any, x: Array, y: Array) -> torch.Tensor:
-    """The mean over all labels: one of each sample, or of each of its places."""
+    """Return the mean loss over all labels, of each sample or of each of its places."""
     kind = np.float32 if x.dtype.kind == "f" else np.int64
     inputs, labels = (torch.from_numpy(array) for array in (x.astype(kind, copy=False), y))
     return functional.cross_entropy(module(inputs).flatten(0, y.ndim - 1), labels.flatten())
 
 
 def test_loss(module: torch.nn.Module, values: Array, x: Array, y: Array) -> float:
-    """Of a module with these parameters."""
+    """Return the test loss of a module with these parameters."""
     module.eval()
     with torch.no_grad():
         torch.nn.utils.vector_to_parameters(torch.from_numpy(values), module.parameters())

@@ -1,10 +1,10 @@
-"""What the learner adds to a plain loop of PyTorch's, and what DDP adds: one process, one rank.
+"""The cost of the learner, and of DDP, beside a plain loop of PyTorch: one process, one rank.
 
 The same model is trained three times, a step at a time, in turn: by `torch_ours.TorchOurs` on a
-single rank, which exchanges nothing; by zero_grad, backward and the optimizer's step; and by these
-with DDP around the model, in a group of one process. What is left is the own cost of each: moving
-each gradient to its place in one vector, or in a bucket, and what they do for each parameter; and
-the learner looks at whether gradients are finite.
+single rank, without an exchange; by zero_grad, backward and the optimizer's step; and by these with
+DDP around the model, in a group of one process. The rest is the cost of each: moving each gradient
+to its place in a vector, or in a bucket, and work for each parameter; the learner also checks
+whether gradients are finite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDLE_S = 0.5
 class OwnCost:
     """
     Attributes:
-        model: which.
+        model: by name.
         seconds, plain_seconds, ddp_seconds: of a step by the learner, by the loop and by DDP,
             medians.
         steps: of each.
@@ -52,7 +52,7 @@ class OwnCost:
 
 
 def own_costs(models: Iterable[str]) -> list[OwnCost]:
-    """Of each model, in a process of its own, with the threads of all ranks of the benchmark."""
+    """Measure each model in a new process, with the threads of the benchmark's ranks."""
     costs = []
     for model in models:
         command = [sys.executable, "-m", __name__, model]
@@ -66,7 +66,7 @@ def own_costs(models: Iterable[str]) -> list[OwnCost]:
 
 
 def measure(model: str, most_s: float = MOST_S, most_steps: int = MOST_STEPS) -> OwnCost:
-    """In this process, for about so many seconds and at most so many steps of each."""
+    """Measure in this process, for about `most_s` seconds and at most `most_steps` steps each."""
     import torch
     import torch.distributed as dist
 

@@ -25,10 +25,10 @@ SAME_LOSS = 1e-4  #: of the initial model on both sides, relative
 class StepTime:
     """
     Attributes:
-        model, rate, contender: which; the rate in bits/s.
-        seconds: a step, the median of the rounds.
-        rounds: a step in each.
-        steps: that were measured in each.
+        model, rate, contender: of the measurement; the rate in bits/s.
+        seconds: of a step, the median of the rounds.
+        rounds: seconds of a step in each round.
+        steps: in each round.
         samples_per_s: of all ranks.
         losses: mean of all ranks in the first step, and in the last one, of the last round.
     """
@@ -46,10 +46,10 @@ class StepTime:
 def measure_steps(
     conductor: Conductor, model: str, rate: float, names: Sequence[str], rounds: int
 ) -> list[StepTime]:
-    """Measure contenders on hosts that are there.
+    """Measure contenders on running hosts.
 
     Raises:
-        UserError: one does not learn, or its ranks do not have one model where they should.
+        UserError: a contender does not learn, or its ranks have different models.
     """
     outcomes: dict[str, list[tuple[float, int, tuple[float, float]]]] = {name: [] for name in names}
     for _ in range(rounds):
@@ -70,7 +70,7 @@ def measure_steps(
 
 
 def _once(conductor: Conductor, model: str, name: str) -> tuple[float, int, tuple[float, float]]:
-    """Seconds a step, how many were measured, and the first and the last loss."""
+    """Return seconds of a step, number of steps, and the first and the last loss."""
     who, period = side(name), max(1, CONTENDERS[name].period)
     conductor.all(who, "begin", contender=name, task=model, lr=LR)
     warm = conductor.all(who, "steps", count=_whole(WARM_UP, period))
@@ -87,7 +87,7 @@ def _once(conductor: Conductor, model: str, name: str) -> tuple[float, int, tupl
 
 
 def steps_for(estimate: float, period: int) -> int:
-    """How many steps to measure, in whole periods, where one takes about so many seconds."""
+    """Return the number of steps to measure, in whole periods, from the seconds of a step."""
     wanted = max(LEAST_STEPS, LEAST_S / estimate)
     return _whole(max(FEWEST_STEPS, min(wanted, MOST_S / estimate)), period)
 
@@ -97,7 +97,7 @@ def _whole(steps: float, period: int) -> int:
 
 
 def _seconds(answers: Sequence[dict[str, Any]]) -> float:
-    """Until the last rank had taken its steps."""
+    """Return the seconds of the slowest rank."""
     return max(float(answer["seconds"]) for answer in answers)
 
 

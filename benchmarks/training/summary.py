@@ -1,4 +1,4 @@
-"""The results as rows, as JSON, as the table that the README shows, and as figures."""
+"""The results as rows, as JSON, as the README's table, and as figures."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Results:
     """
     Attributes:
         hosts: how many, with one rank each.
-        machine: what they were emulated on, with the versions of both sides.
+        machine: of the measurement, with the versions of both sides.
         times: of steps.
         runs: until the last of the losses was reached.
-        to_loss: who of them is reported; empty where only steps were asked for.
+        to_loss: the reported contenders; empty if only steps were measured.
         torch: whether both sides train PyTorch's models.
-        here: whether the ranks were on this machine itself, and not on emulated hosts.
+        here: whether the ranks were on this machine, and not on emulated hosts.
         own_costs, memory: of the learner for PyTorch's models, and of the contenders.
     """
 
@@ -59,20 +59,20 @@ class Results:
 
     @property
     def goal(self) -> Goal:
-        """Of whom is reported to a loss."""
+        """The task, and the losses to reach."""
         return TRANSFORMER_GOAL if self.torch else MLP_GOAL
 
     def cases(self) -> list[tuple[str, float]]:
-        """Models and rates that were measured, in order."""
+        """Return the measured models and rates, in order."""
         return list(dict.fromkeys((time.model, time.rate) for time in self.times))
 
     def of(self, model: str, rate: float) -> dict[str, StepTime]:
-        """Step times by contender, in the order of tables."""
+        """Return step times by contender, in the order of tables."""
         times = {t.contender: t for t in self.times if (t.model, t.rate) == (model, rate)}
         return {name: times[name] for name in CONTENDERS if name in times}
 
     def ways(self) -> dict[float, list[ToLoss]]:
-        """Of every rate: the contenders' ways to every loss."""
+        """Return the contenders' ways to every loss, by rate."""
         goal = self.goal
         return {
             rate: [
@@ -89,10 +89,10 @@ class Results:
 
 
 class Summary(DrawnReport):
-    """A report whose rows come from the results.
+    """A report on the results.
 
     Args:
-        results: what was measured.
+        results: of the measurement.
         markdown: print the tables of the README, not the rows.
     """
 
@@ -207,7 +207,7 @@ def read(path: str) -> Results:
 
 
 def markdown_table(results: Results, model: str) -> list[str]:
-    """Contenders by rates: seconds a step, and how many times as fast as plain DDP."""
+    """Return contenders by rates: seconds a step, and speed-up over plain DDP."""
     rates = [rate for case_model, rate in results.cases() if case_model == model]
     by_rate = [results.of(model, rate) for rate in rates]
     lines = [_line([called(model), *map(spoken, rates)]), _line(["---"] * (len(rates) + 1))]
@@ -218,7 +218,7 @@ def markdown_table(results: Results, model: str) -> list[str]:
 
 
 def memory_table(results: Results) -> list[str]:
-    """Contenders by models: MiB that their training adds to a rank."""
+    """Return contenders by models: MiB added to a rank by training."""
     models = [*dict.fromkeys(one.model for one in results.memory)]
     lines = [_line(["MiB added to a rank", *map(called, models)])]
     lines.append(_line(["---"] * (len(models) + 1)))
@@ -230,8 +230,7 @@ def memory_table(results: Results) -> list[str]:
 
 
 def to_loss_table(results: Results) -> list[str]:
-    """Contenders by rates and losses: seconds, and how many times as fast as plain DDP; first, how
-    many steps."""
+    """Return contenders by rates and losses: steps, seconds, and speed-up over plain DDP."""
     by_rate, targets = results.ways(), results.goal.targets
     head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in targets]
     steps = f"steps to {', '.join(f'{target:g}' for target in targets)} nats"
@@ -249,7 +248,7 @@ def to_loss_table(results: Results) -> list[str]:
 
 
 def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
-    """Of plain DDP to that loss, if it was there."""
+    """Return the seconds of plain DDP to a loss, if reached."""
     of = (PLAIN, target, True)
     return next(
         (way.seconds for way in ways if (way.contender, way.target, way.reached) == of), None
@@ -278,19 +277,19 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def called(model: str) -> str:
-    """A model in a title."""
+    """Name a model in a title."""
     if model in MODELS:
         return f"{model} parameters"
     return "language model" if model in (BYTES, TEXT) else model
 
 
 def words(rate: float) -> str:
-    """A rate as command lines take it."""
+    """Write a rate as on command lines."""
     if math.isinf(rate):
         return "unlimited"
     return f"{rate / 1e9:g}gbit" if rate >= 1e9 else f"{rate / 1e6:g}mbit"
 
 
 def spoken(rate: float) -> str:
-    """A rate as people write it."""
+    """Write a rate as in texts."""
     return words(rate).replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")

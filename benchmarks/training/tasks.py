@@ -1,4 +1,4 @@
-"""What is learned: models, and minibatches that are the same for everybody, by rank and step."""
+"""Tasks: models, and minibatches by rank and step, the same for all contenders."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Task:
     Attributes:
         title: for people.
         model: with the initial parameters of `seed`, the same on every call.
-        minibatches: x [steps, batch, inputs] and y [steps, batch] of a rank of so many, for a
-            seed; step t takes the t-th, and after the last one the first.
-        test: samples that nobody trains on; none where no test loss is asked for.
+        minibatches: x [steps, batch, inputs] and y [steps, batch] for rank, ranks and seed; step t
+            takes the t-th minibatch, and after the last the first again.
+        test: samples for the test loss; None without a test loss.
         batch: samples of each rank in a minibatch.
     """
 
@@ -54,7 +54,7 @@ class Task:
     batch: int = BATCH
 
     def test_loss(self, values: Array, x: Array, y: Array) -> float:
-        """In nats, of the model with these parameters: the same code for both sides."""
+        """Return the test loss of a model with these parameters, in nats, for both sides."""
         model = self.model()
         if isinstance(model, MLP):
             model.parameters.flat[...] = values
@@ -65,7 +65,7 @@ class Task:
 
 
 def _synthetic(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
-    """Normal inputs, whose class is the largest of ten linear functions."""
+    """Return normal inputs with the largest of ten linear functions as class."""
     teacher = np.random.default_rng(seed).standard_normal((INPUTS, CLASSES), np.float32)
     random = np.random.default_rng((seed, rank))
     x = random.standard_normal((SYNTHETIC, BATCH, INPUTS), np.float32)
@@ -73,7 +73,7 @@ def _synthetic(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
 
 
 def _bytes(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
-    """Every rank's part of one order of the library's bytes."""
+    """Return a rank's part of an order of the library's bytes."""
     train, _ = library_source(CONTEXT, most_bytes=READ)
     order = np.random.default_rng(seed).permutation(len(train))[: STEPS * ranks * BATCH]
     steps = len(order) // (ranks * BATCH)
@@ -88,13 +88,13 @@ def _bytes_tested() -> tuple[Array, Array]:
 
 
 def _images(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
-    """The same inputs as images."""
+    """Return the synthetic inputs as images."""
     x, y = _synthetic(rank, ranks, seed)
     return x.reshape(SYNTHETIC, BATCH, 1, SIDE, SIDE), y
 
 
 def _sequences(steps: int, rank: int, ranks: int, seed: int, many: int = 1) -> tuple[Array, Array]:
-    """Every rank's part of one order of the library's sequences; x and y [steps, n, SEQUENCE].
+    """Return a rank's part of an order of the library's sequences: x and y [steps, n, SEQUENCE].
 
     Args:
         many: times as many sequences in a minibatch.

@@ -1,7 +1,7 @@
 """Seconds of training until a test loss is reached, on the next byte of Python's library.
 
-They are the steps that it takes, which links do not change, times the seconds of a step, which
-they do. Steps are counted on links without a limit, with a learning rate tuned for each contender.
+The steps to the loss do not depend on the links; the seconds of a step do. Steps are counted on
+links without a limit, with a learning rate tuned for each contender.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Goal:
     """
     Attributes:
         task: by name.
-        targets: test losses in nats, from the first that is reached to the last.
-        start: the learning rate at which the search begins, which goes by factors of 2.
+        targets: test losses in nats, in falling order.
+        start: the learning rate at which the search begins, by factors of 2.
     """
 
     task: str
@@ -48,12 +48,11 @@ TRANSFORMER_GOAL = Goal(TEXT, (2.7, 2.5, 2.4), 0.1)
 
 @dataclass(frozen=True)
 class Learned:
-    """One run.
+    """A run.
 
     Attributes:
-        contender, lr, seed: of what.
-        curve: (steps, test loss) at every look, until the last target was reached, or training
-            diverged, or `MOST_STEPS`.
+        contender, lr, seed: of the run.
+        curve: (steps, test loss) at every test, until the last target, divergence or `MOST_STEPS`.
     """
 
     contender: str
@@ -63,11 +62,11 @@ class Learned:
 
     @property
     def steps(self) -> int:
-        """That were taken."""
+        """The number of steps taken."""
         return self.curve[-1][0] if self.curve else 0
 
     def steps_to(self, target: float) -> float:
-        """After which the test loss was no more than that for the first time; infinite: never."""
+        """Return the steps until the test loss first reached a target; infinite: never."""
         return next((steps for steps, loss in self.curve if loss <= target), math.inf)
 
 
@@ -79,7 +78,7 @@ def learn(
     seed: int,
     most_steps: float = MOST_STEPS,
 ) -> Learned:
-    """Train one contender until it has reached the last target, or has taken so many steps."""
+    """Train a contender until the last target, or `most_steps`."""
     who = side(name)
     conductor.all(who, "begin", contender=name, task=goal.task, lr=lr, seed=seed)
     steps, curve = 0, []
@@ -99,7 +98,7 @@ def learn(
 def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
     """Find the learning rate with the fewest steps to the last target, by factors of 2.
 
-    A run that takes more steps than the best one so far is ended.
+    A run with more steps than the best run so far is ended.
     """
     search = Search(0)
     while points := search.next_points():
@@ -115,7 +114,7 @@ def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
 def learn_all(
     conductor: Conductor, goal: Goal, names: Iterable[str], seeds: int, known: Sequence[Learned]
 ) -> list[Learned]:
-    """The runs of each contender, and of whom it learns as, but for those that are known."""
+    """Return all runs of the contenders, and of their equals in learning; known runs are kept."""
     runs = list(known)
     for name in learners_for(names):
         there = {run.seed: run for run in runs if run.contender == name}
@@ -127,18 +126,18 @@ def learn_all(
 
 
 def learners_for(names: Iterable[str]) -> list[str]:
-    """Whose steps are to be counted, for those of all of these to be known."""
+    """Return the contenders whose runs give the steps of all of these."""
     return list(dict.fromkeys(CONTENDERS[name].learns_as or name for name in names))
 
 
 def timed_for(names: Iterable[str]) -> list[str]:
-    """Whose steps are to be timed, for the steps of all of these to be known."""
+    """Return the contenders whose times give the seconds of all of these."""
     parts = [[part for _, part in CONTENDERS[name].timed_as] or [name] for name in names]
     return list(dict.fromkeys(part for several in parts for part in several))
 
 
 def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) -> float:
-    """That the first so many steps of a contender take."""
+    """Return the seconds of a contender's first steps."""
     parts = CONTENDERS[name].timed_as or ((0, name),)
     together = ranks * TASKS[times[parts[0][1]].model].batch
     starts = [samples / together for samples, _ in parts]
@@ -152,11 +151,11 @@ def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) 
 class ToLoss:
     """
     Attributes:
-        contender, rate, target: the way to it, on links of so many bits/s.
-        reached: whether most of the seeds were there.
-        steps: the median of the seeds, to there or as many as were taken.
-        seconds: of so many steps.
-        lr: that was tuned.
+        contender, rate, target: of the way to a test loss, on links of a rate in bits/s.
+        reached: whether most seeds reached the target.
+        steps: the median of the seeds, to the target or to the end.
+        seconds: of these steps.
+        lr: the tuned rate.
     """
 
     contender: str
@@ -176,7 +175,7 @@ def to_losses(
     runs: Sequence[Learned],
     ranks: int,
 ) -> list[ToLoss]:
-    """A contender's way to every target, on links where steps take those times."""
+    """Return a contender's way to every target, on links with these step times."""
     own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
     found = []
     for target in goal.targets:
@@ -189,10 +188,10 @@ def to_losses(
 
 
 def require_same_step(conductor: Conductor, goal: Goal) -> None:
-    """See that both sides learn the same: losses before and after a step in full precision.
+    """Check that both sides have the same losses before and after a step in full precision.
 
     Raises:
-        UserError: they are not the same to rounding.
+        UserError: the losses differ by more than rounding.
     """
     losses = []
     for name in ("32 bit", PLAIN):

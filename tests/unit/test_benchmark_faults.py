@@ -327,7 +327,7 @@ def test_what_a_process_uses():
         ("ends", "", "MPICH", False, None),
     ],
 )
-def test_scenarios_that_cannot_be_had_are_left_out(key, known, vendor, root, problem):
+def test_impossible_scenarios_are_skipped(key, known, vendor, root, problem):
     found = faults._problem(scenarios.SCENARIOS[key], known, vendor, root)
     assert found is None if problem is None else problem in str(found)
 
@@ -344,7 +344,7 @@ def test_a_run_that_could_not_be_keeps_the_others(tmp_path, monkeypatch, capsys)
     found = faults._kills(options_of(line), tmp_path, alone=True)
     assert [outcome.met for outcome in found.results.outcomes] == [False, True]
     assert "no run: FileNotFoundError" in found.faults()[0]
-    assert "survive is left out: --survive needs Open MPI 5" in capsys.readouterr().err
+    assert "survive is skipped: --survive needs Open MPI 5" in capsys.readouterr().err
 
 
 def test_too_few_ranks_are_refused():

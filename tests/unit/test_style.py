@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("parallel_sgd", "kernels")
+FOLDERS = ("parallel_sgd", "kernels", "benchmarks")
 
 #: First words that begin a riddle. A first line begins with a verb or a noun.
 RIDDLE = re.compile(r"(Whether|What|Whatever|Where|Who|Whose|Which|That|Of|As|How|When)\b")
