@@ -134,7 +134,7 @@ def set_values(model: nn.Module, values: Mapping[str, Any], *, name: str) -> Non
         if values[key].dtype.kind != dtype.kind:
             what = kinds.get(key, "parameter")
             raise UserError(
-                f"{name}: its {what} {key} is of {values[key].dtype}, and here of {dtype}"
+                f"{name}: its {what} {key} is of {values[key].dtype}, but here of {dtype}"
             )
     for key, tensor in tensors.items():
         tensor.copy_(torch.from_numpy(values[key].astype(dtypes[key])))

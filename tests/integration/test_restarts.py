@@ -151,7 +151,7 @@ def test_a_job_that_is_asked_to_leave(folder: Path, to: str) -> None:
         assert within(SECONDS, lambda: job.poll() is not None)
     output = Path("output").read_text()
     assert job.returncode == 75, output
-    match = re.search(r"asked to leave: all is saved after (\d+) samples", output)
+    match = re.search(r"preempted: all state is saved after (\d+) samples", output)
     assert match and f"{int(match[1]):012d}" in checkpoints("run")
     assert "Traceback" not in output and "restart" not in output.partition("asked to leave")[2]
     epochs = int(match[1]) // 1438 + 2

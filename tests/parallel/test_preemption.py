@@ -125,7 +125,7 @@ def test_a_session_without_checkpoints_is_refused(comm, asked, monkeypatch):
     own = model(np.float32)
     with learner_of(comm, own) as learner:
         asked(learner, 0)
-        with pytest.raises(psgd.UserError, match="checkpoints=None must be where to save"):
+        with pytest.raises(psgd.UserError, match="checkpoints=None must be a CheckpointConfig"):
             session(comm, own, learner, "unused", checkpoints=None).run()
 
 

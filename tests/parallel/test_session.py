@@ -204,8 +204,8 @@ def test_training_ends_where_it_no_longer_improves(comm):
     validation = psgd.CrossValidation(data=data(TESTED, 1), patience=2, restore_best=True)
     _, rows = trained(comm, optimizer=psgd.SGD(lr=0.0), epochs=9, validation=validation)
     assert [row.epoch for row in rows] == [1, 2, 3]
-    ended = f"ended: no better model in 2 cross-validations; back to the model of {SAMPLES} samples"
-    assert rows[-1].event == ended
+    restored = f"restored the model of {SAMPLES} samples"
+    assert rows[-1].event == f"ended: no better model in 2 cross-validations; {restored}"
 
 
 def test_the_best_model_is_restored(comm):
@@ -219,7 +219,7 @@ def test_the_best_model_is_restored(comm):
     alone = looped(comm, optimizer=psgd.SGD(lr=rates), epochs=best)
     assert np.array_equal(session, alone)
     assert accuracies[-1] == max(accuracies)
-    assert rows[-1].event == f"back to the model of {best * SAMPLES} samples"
+    assert rows[-1].event == f"restored the model of {best * SAMPLES} samples"
 
 
 @pytest.mark.parametrize("answer", [False, np.False_])

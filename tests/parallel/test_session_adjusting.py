@@ -33,7 +33,7 @@ def test_a_rollback_takes_all_along(comm, optimizer):
         validation=psgd.CrossValidation(data=data()),
     )
     assert [row.epoch for row in rows] == [1, 2, 3, 3, 4]
-    assert rows[2].event == "learning rate times 0.001; back to the model of 120 samples"
+    assert rows[2].event == "learning rate times 0.001; restored the model of 120 samples"
     loop = looped(
         comm,
         optimizer=optimizer(lr=rates),
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_are_undone(comm):
     rate = psgd.AutoLearningRate(learn_rate_decrease_factor=1e-31)
     session, rows = adjusted(comm, rate, optimizer=psgd.SGD(lr=rates), dtype=np.float32)
     event = next(row.event for row in rows if row.event)
-    assert "the gradient is not finite" in event and "back to the model of 60 samples" in event
+    assert "the gradient is not finite" in event and "restored the model of 60 samples" in event
     factor = np.float64(1e-31)
     loop = looped(
         comm,
@@ -153,7 +153,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_nothing_had_been(comm, tmp_path):
         "epochs": 6,
     }
     whole, rows = trained(comm, **options)
-    assert sum("back to" in (row.event or "") for row in rows) >= 2
+    assert sum("restored" in (row.event or "") for row in rows) >= 2
     assert len({row.minibatch_size for row in rows}) > 1
     kept = psgd.CheckpointConfig(folder=folder, every=100, resume=True)
     for interrupted_after in (2, 4, 2, 99):

@@ -78,7 +78,7 @@ def test_ranks_with_other_folders_disagree_before_they_train(comm, tmp_path):
 def test_the_best_model_is_kept_whatever_else_is_only_a_little_better(comm, tmp_path):
     folder = comm.allgather_object(tmp_path)[0]
     whole, rows = graded(comm)
-    assert rows[-1]["event"] == f"back to the model of {BEST} samples"
+    assert rows[-1]["event"] == f"restored the model of {BEST} samples"
     saved = {"folder": folder, "every": SIZE, "keep": 2, "resume": True}
     graded(comm, interrupted_after=7, **saved)
     kept = [int(path.name) for path in checkpoints_in(folder)]

@@ -47,7 +47,7 @@ OPTIONS = [
     ({"train": "digits.csv"}, "x='digits.csv' must be an array or a data set"),
     (
         {"auto_minibatch_size": psgd.AutoMinibatchSize(), "minibatch_size": {0: 8, 9: 16}},
-        "minibatch_size={0: 8, 9: 16} must be one number where auto_minibatch_size adjusts it",
+        "minibatch_size={0: 8, 9: 16} must be one number if auto_minibatch_size adjusts it",
     ),
     (
         {"validation": psgd.CrossValidation(data=data(), criterion="f1")},

@@ -74,7 +74,7 @@ def by_hand(comm):
 def test_a_bad_sample_costs_its_minibatch(comm, what):
     parameters, rows = spoiled(comm, what, not_finite="skip")
     assert np.array_equal(parameters, by_hand(comm))
-    assert all(row.event.startswith("1 minibatches left out: the ") for row in rows)
+    assert all(row.event.startswith("1 minibatches skipped: the ") for row in rows)
     assert all(0 < row.train_loss < 3 for row in rows)
     told = rows[-1].details["skipped"]
     assert (told["minibatches"], told["samples"]) == (3, 3 * SIZE)
@@ -90,7 +90,7 @@ def test_by_default_it_ends_training(comm, what):
 
 def test_a_session_does_not_skip_for_ever(comm):
     policy = psgd.NotFinitePolicy(not_finite="skip", not_finite_most=0)
-    with pytest.raises(psgd.UserError, match="1 times in a row, and at most not_finite_most=0 minib"):
+    with pytest.raises(psgd.UserError, match="1 times in a row, and at most not_finite_most=0 min"):
         spoiled(comm, "loss", not_finite=policy)
 
 
@@ -108,7 +108,7 @@ def test_a_rate_that_is_too_high_is_reduced(comm, algorithm):
     session, rows = trained(comm, algorithm, not_finite=reduced(1e-31), **options)
     (event,) = (row.event for row in rows if row.event)
     assert "not finite" in event
-    assert f"learning rate times 1e-31; back to the state of {2 * SIZE} samples" in event
+    assert f"learning rate times 1e-31; restored the state of {2 * SIZE} samples" in event
     loop = looped(comm, algorithm, rates=lambda n: 1 if n < 2 * SIZE else 1e-31, **options)
     assert np.array_equal(session, loop)
     assert rows[-1].learning_rate == pytest.approx(0.1)
@@ -142,7 +142,9 @@ def test_a_state_that_is_finite_but_too_far_gone_is_left(comm):
 @pytest.mark.parametrize("what", ["gradient", "loss"])
 def test_what_does_not_help_ends_training(comm, what):
     policy = psgd.NotFinitePolicy(not_finite="reduce", not_finite_most=2)
-    with pytest.raises(psgd.UserError, match=r"not finite 3 times in a row, and not_finite_most=2"):
+    with pytest.raises(
+        psgd.UserError, match=r"not finite 3 times in a row, more than not_finite_most=2"
+    ):
         spoiled(comm, what, not_finite=policy)
 
 

@@ -322,7 +322,7 @@ SCORES: dict[str, tuple[Any, Any, str]] = {
         {"loss": 0.0},
         r"a batch must have one number of samples: nothing in an int.*samples=",
     ),
-    "no mapping": (None, torch.tensor(0.5), "score must give a mapping .* it gave"),
+    "no mapping": (None, torch.tensor(0.5), "score must return a mapping .* it returned"),
     "no number": (None, {"loss": torch.zeros(2)}, "for 'loss', which must be one number"),
 }
 

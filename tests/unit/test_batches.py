@@ -52,7 +52,7 @@ def test_samples(name):
 
 
 IMAGES = [torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]
-ONE_A_SAMPLE = r"two lists of 2 entries, of arrays and of what has no axis, .*; give samples="
+ONE_A_SAMPLE = r"two lists of 2 entries, of arrays and of values without an axis, .*; give samples="
 
 UNTOLD: dict[str, tuple[Any, str]] = {
     "images": ((IMAGES, [torch.tensor(1), torch.tensor(0)]), ONE_A_SAMPLE),

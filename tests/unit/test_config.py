@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_has_its_own_options_where_nothing_else_is_said(tmp_p
 def test_what_a_folder_that_is_in_use_asks_for(tmp_path):
     run = a_run(tmp_path / "run")
     with pytest.raises(
-        UserError, match=f"new or empty folder: it holds a run, and --resume {run} "
+        UserError, match=f"new or empty folder: it contains a run, which --resume {run} "
     ):
         RunFolder(run, {}).create()
     (tmp_path / "run" / "options.json").rename(tmp_path / "run" / ".options.json.part")

@@ -29,9 +29,9 @@ def test_it_begins_as_the_other_ended(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ([4, 9, 3], r"its parameter W1 is \[4, 8\], and here \[4, 9\]"),
-        ([4, 3], r"its parameter W1 is \[4, 8\], and here \[4, 3\]"),
-        ([4, 8, 3, 3], r"its parameter W3 is missing, and here \[3, 3\]"),
+        ([4, 9, 3], r"its parameter W1 is \[4, 8\], but here \[4, 9\]"),
+        ([4, 3], r"its parameter W1 is \[4, 8\], but here \[4, 3\]"),
+        ([4, 8, 3, 3], r"its parameter W3 is missing, but here \[3, 3\]"),
     ],
 )
 def test_another_model_changes_nothing(tmp_path, sizes, message):
@@ -53,8 +53,8 @@ def test_what_is_no_model(tmp_path):
     np.savez(tmp_path / "objects.npz", W1=np.array([{}], object))
     for path, message in [
         (tmp_path / "none", "there is no such file"),
-        (tmp_path / "text.npz", "is no model.npz"),
-        (tmp_path / "objects.npz", "is no model.npz"),
+        (tmp_path / "text.npz", "is not a model.npz"),
+        (tmp_path / "objects.npz", "is not a model.npz"),
     ]:
         with pytest.raises(UserError, match=message):
             read_model(path)

@@ -433,7 +433,7 @@ def test_a_run_ends_with_its_best_model(tmp_path: Path, algorithm: Any, partly: 
     """Where a rank dies as it goes back to that, saves it, or measures it: nobody trains on."""
     expected, rows, steps = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     best = rows[-1].event
-    assert best.startswith("back to the model of ") and steps == 3 * SAMPLES // SIZE
+    assert best.startswith("restored the model of ") and steps == 3 * SAMPLES // SIZE
     for number in range(60, 500, 8 if partly else 11):
         rank, folder = number % 3, tmp_path / str(number)
         heard_by = (rank + 1) % 3 if partly else None

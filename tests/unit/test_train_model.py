@@ -182,12 +182,12 @@ def test_a_runs_folder_has_all_that_a_pytorch_model_computes_with(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda v: v.pop("norm.running_mean"), "its buffer norm.running_mean is missing, and here"),
-        (lambda v: v.pop("frozen.weight"), "its parameter frozen.weight is missing, and here"),
-        (lambda v: v.update(on=np.ones(1, bool)), r"its buffer on is \[1\], and here \[\]"),
-        (lambda v: v.update(on=np.float32(1)), "its buffer on is of float32, and here of bool"),
+        (lambda v: v.pop("norm.running_mean"), "its buffer norm.running_mean is missing, but here"),
+        (lambda v: v.pop("frozen.weight"), "its parameter frozen.weight is missing, but here"),
+        (lambda v: v.update(on=np.ones(1, bool)), r"its buffer on is \[1\], but here \[\]"),
+        (lambda v: v.update(on=np.float32(1)), "its buffer on is of float32, but here of bool"),
         (lambda v: v["last.bias"].fill(np.nan), "its parameter last.bias must hold finite numbers"),
-        (lambda v: v.update(more=np.zeros(2)), "its parameter more is .*, and here there is none"),
+        (lambda v: v.update(more=np.zeros(2)), "its parameter more is .*, but here there is none"),
     ],
 )
 def test_a_file_of_another_pytorch_model_changes_nothing(change, problem):

@@ -39,7 +39,9 @@ class AutoMinibatchSize(Options):
         "samples of all ranks that each candidate trains on (at least 2 minibatches)",
     )
     minibatch_search_criterion_error_margin: float = option(
-        0.01, Real(), "how much larger a candidate's loss may be, as a fraction of the smallest's"
+        0.01,
+        Real(),
+        "how much larger a candidate's loss may be than the smallest candidate's, as a fraction",
     )
 
     def candidates(self, base: int, size: int) -> list[int]:
@@ -96,22 +98,28 @@ class AutoLearningRate(Options):
     cross-validation, or else the training loss.
     """
 
-    learn_rate_adjust_interval: int = option(1, Whole(1), "rows of metrics between two looks")
+    learn_rate_adjust_interval: int = option(1, Whole(1), "rows of metrics between two adjustments")
     reduce_learn_rate_if_improve_less_than: float = option(
-        0.0, Real(below=1), "improvement, relative to the criterion before, below which it falls"
+        0.0,
+        Real(below=1),
+        "the learning rate falls if the relative improvement of the criterion is below this",
     )
     learn_rate_decrease_factor: float = option(
-        0.618, Real(positive=True, below=1), "the factor by which it falls"
+        0.618, Real(positive=True, below=1), "factor on the learning rate if it falls"
     )
     increase_learn_rate_if_improve_more_than: float | None = option(
-        None, Real(), "improvement above which it rises; by default it never does"
+        None,
+        Real(),
+        "the learning rate rises if the relative improvement is above this (by default never)",
     )
-    learn_rate_increase_factor: float = option(1.382, Real(least=1), "the factor by which it rises")
+    learn_rate_increase_factor: float = option(
+        1.382, Real(least=1), "factor on the learning rate if it rises"
+    )
     load_best_model: bool = option(
-        True, Choice(True, False), "where the criterion became worse, go back to the best model"
+        True, Choice(True, False), "if the criterion became worse, restore the best model"
     )
     min_learn_rate: float = option(
-        1e-9, Real(positive=True), "training ends where the learning rate falls below it"
+        1e-9, Real(positive=True), "training ends if the learning rate falls below this"
     )
 
     def judge(self, before: float | None, now: float) -> Verdict:

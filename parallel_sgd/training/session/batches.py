@@ -155,8 +155,8 @@ def _require_no_lists_of_samples(batch: Any, instead: str) -> None:
                 ):
                     raise UserError(
                         "a batch must have one number of samples: it holds two lists of "
-                        f"{len(arrays)} entries, of arrays and of what has no axis, which may be "
-                        f"one a sample; {instead}"
+                        f"{len(arrays)} entries, of arrays and of values without an axis, perhaps "
+                        f"an entry for each sample; {instead}"
                     )
 
 

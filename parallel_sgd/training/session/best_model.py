@@ -131,9 +131,11 @@ class BestModel:
             return row, False
         if not self._restore_best():
             state.latest = criterion
-            return row.with_event("not back to the best model: a rank of it has died"), False
+            return row.with_event(
+                "best model not restored: a rank with a part of it has failed"
+            ), False
         state.latest = state.best
-        return row.with_event(f"back to the model of {state.best_samples} samples"), True
+        return row.with_event(f"restored the model of {state.best_samples} samples"), True
 
     def _note_best(self, criterion: float, state: SessionState) -> None:
         """Keep the model if it is the best so far. End training if `patience` has run out."""

@@ -85,7 +85,7 @@ class SessionCheckpoints:
         if learner.samples > minibatches.total:
             seen = -(-(learner.samples - minibatches.start) // minibatches.epoch)
             raise SharedError(
-                f"epochs={minibatches.epochs} must be at least the {seen} that checkpoint "
+                f"epochs={minibatches.epochs} must be at least {seen}, the epochs that checkpoint "
                 f"{str(loaded.path)!r} has seen"
             )
         if state.ended and state.total == minibatches.total:
@@ -148,6 +148,6 @@ def _best_checkpoint(resumed: Path, state: SessionState) -> Path:
             if read_manifest(path)["metric"] == state.best:
                 return path
     raise UserError(
-        f"checkpoint {str(resumed)!r} cannot be resumed: the best one, of "
-        f"{state.best_samples} samples, is not beside it"
+        f"checkpoint {str(resumed)!r} cannot be resumed: the best checkpoint, of "
+        f"{state.best_samples} samples, is not in the same folder"
     )

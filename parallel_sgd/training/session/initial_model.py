@@ -33,7 +33,7 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return {name: np.array(npz_member(file, name)) for name in npz_names(file)}
     except UserError as error:
-        raise UserError(f"initial_model={str(path)!r} is no model.npz: {error}") from error
+        raise UserError(f"initial_model={str(path)!r} is not a model.npz: {error}") from error
 
 
 def set_parameters(
@@ -80,7 +80,7 @@ def require_shapes(
         if shapes.get(key) != needed.get(key):
             raise UserError(
                 f"{name} is of another model: its {(kinds or {}).get(key, 'parameter')} {key} is "
-                f"{shapes.get(key, 'missing')}, and here {needed.get(key, 'there is none')}"
+                f"{shapes.get(key, 'missing')}, but here {needed.get(key, 'there is none')}"
             )
 
 

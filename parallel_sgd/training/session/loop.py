@@ -242,7 +242,7 @@ class TrainingRun:
             # The rank with the rows has failed, or is about to.
             history.append(self.evaluation.row(state, validates=False))
         row = replace(history[-1], **final).finite()
-        event = f"back to the model of {state.best_samples} samples"
+        event = f"restored the model of {state.best_samples} samples"
         is_earlier = restored and state.best_samples < row.samples
         history[-1] = row.with_event(event) if is_earlier else row
         output.complete(history)

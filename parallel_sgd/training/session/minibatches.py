@@ -71,7 +71,7 @@ class SessionMinibatches:
             if value is not None:
                 raise UserError(
                     f"{name}={shown(value)} must not be given with a source or a DataLoader, "
-                    "which knows it"
+                    "which determines it"
                 )
 
     @property
@@ -127,7 +127,7 @@ class SessionMinibatches:
         if counted != samples:
             raise UserError(
                 f"the source counts {samples} samples in a minibatch, and the objective {counted}: "
-                "they must count alike, by the source's unit and the objective's samples"
+                "both must count the same, by the source's unit and the objective's samples"
             )
         return samples
 

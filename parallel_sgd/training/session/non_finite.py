@@ -62,7 +62,7 @@ class NonFiniteRunner:
         skipped.skips, skipped.most, skipped.option = self._before
 
     def loss_to_check(self, loss: float) -> float | None:
-        """Return the loss for the step to check, or None if the step shall not check it. Local."""
+        """Return the loss for the step to check, or None if the step must not check it. Local."""
         return loss if self.reduces or self._skipped.skips else None
 
     def counts(self, loss: float) -> bool:
@@ -119,8 +119,8 @@ class NonFiniteRunner:
         self._failed_at = max(now, self._failed_at)
         if self._in_a_row > policy.not_finite_most:
             raise DivergedError(
-                f"numbers were not finite {self._in_a_row} times in a row, and not_finite_most="
-                f"{policy.not_finite_most}: the learning rate was reduced by as many, and did not "
+                f"numbers were not finite {self._in_a_row} times in a row, more than "
+                f"not_finite_most={policy.not_finite_most}: reducing the learning rate did not "
                 f"help: {error}"
             ) from error
         if not self._past_failure and len(self._snapshots) > 1:
@@ -130,8 +130,8 @@ class NonFiniteRunner:
         learner.runner.failed = False
         snapshot.restore(learner)
         state.factor *= policy.not_finite_factor
-        did = f"learning rate times {policy.not_finite_factor:g}; back to the state of {samples} "
-        return f"{did}samples", samples
+        factor = policy.not_finite_factor
+        return f"learning rate times {factor:g}; restored the state of {samples} samples", samples
 
     def with_skips(self, row: Progress) -> Progress:
         """Add the minibatches skipped since the previous row to a row's event. Local."""
@@ -139,4 +139,4 @@ class NonFiniteRunner:
         new, self._reported = skipped.minibatches - self._reported, skipped.minibatches
         if not new:
             return row
-        return row.with_event(f"{new} minibatches left out: {skipped.latest}")
+        return row.with_event(f"{new} minibatches skipped: {skipped.latest}")

@@ -23,19 +23,19 @@ class NotFinitePolicy(Options):
     not_finite: str = option(
         "stop",
         Choice("stop", "skip", "reduce"),
-        "what becomes of a loss or a gradient that is not finite: training ends; all ranks leave "
-        "the minibatch out; or the learning rate falls, and all go back to a good state",
+        "for a loss or a gradient that is not finite: stop training; skip the minibatch on all "
+        "ranks; or reduce the learning rate, and restore a good state on all ranks",
     )
     not_finite_most: int = option(
-        MOST_SKIPPED, Whole(), "times in a row that it is done; then training ends"
+        MOST_SKIPPED, Whole(), "most skips or reductions in a row; after more, training ends"
     )
     not_finite_factor: float = option(
-        0.5, Real(positive=True, below=1), "with reduce: on the learning rate, each time"
+        0.5, Real(positive=True, below=1), "with reduce: factor on the learning rate, each time"
     )
     not_finite_keep_every: int | None = option(
         None,
         Whole(1),
-        f"with reduce: samples of all ranks between two states kept in memory ({KEEP_EVERY} "
+        f"with reduce: samples of all ranks between two snapshots in memory ({KEEP_EVERY} "
         "minibatches if not given)",
     )
 

@@ -20,7 +20,7 @@ Metric = Callable[[Any, Any], Any]
 """A function of a model's outputs for some samples and their targets; returns the mean over the
 samples."""
 
-OVERRIDE = "define samples_of in your Objective, which gives the number of its samples"
+OVERRIDE = "define samples_of in your Objective, which returns the number of samples"
 
 
 class Objective(ABC):
@@ -80,7 +80,9 @@ class Objective(ABC):
         """
         means = numbers_of("evaluate", self.evaluate(batch))
         if "loss" not in means:
-            raise UserError(f"evaluate must give 'loss' among its metrics: it gave {[*means]}")
+            raise UserError(
+                f"evaluate must return 'loss' among its metrics: it returned {[*means]}"
+            )
         samples = self.samples_of(batch)
         return {name: mean * samples for name, mean in means.items()}
 
@@ -145,8 +147,8 @@ def numbers_of(function: str, values: Any) -> dict[str, float]:
     """
     if not isinstance(values, Mapping):
         raise UserError(
-            f"{function} must give a mapping from the names of metrics to numbers, such as "
-            f"{{'loss': loss}}: it gave {kind_of(values)}"
+            f"{function} must return a mapping from the names of metrics to numbers, such as "
+            f"{{'loss': loss}}: it returned {kind_of(values)}"
         )
     numbers = {}
     for name, value in values.items():
@@ -154,7 +156,7 @@ def numbers_of(function: str, values: Any) -> dict[str, float]:
             numbers[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(
-                f"{function} gave {kind_of(value)} for {name!r}, which must be one number: its "
+                f"{function} returned {kind_of(value)} for {name!r}, which must be one number: its "
                 "mean over the batch's samples"
             ) from None
     return numbers

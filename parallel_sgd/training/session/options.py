@@ -127,7 +127,7 @@ class SessionOptions:
         if adjusted and (algorithm.asynchronous or on_servers):
             raise UserError(
                 f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "
-                "take steps at their own pace, or leave them to servers"
+                "are asynchronous, or whose servers take the steps"
             )
         rates = [name for name in adjusted if name != "auto_minibatch_size"]
         lacks = self.learner.local_step.optimizer.lacks_rate
@@ -142,14 +142,14 @@ class SessionOptions:
             )
         if self.auto_minibatch_size is not None and not isinstance(self.minibatch_size, int | None):
             raise UserError(
-                f"minibatch_size={shown(self.minibatch_size)} must be one number where "
+                f"minibatch_size={shown(self.minibatch_size)} must be one number if "
                 "auto_minibatch_size adjusts it"
             )
         all_ranks = self.learner.world.size == (launched_size() or 1)
         if self.checkpoints is None and all_ranks and preempt_on():
             raise UserError(
-                "checkpoints=None must be where to save all state, for a job that is to leave on "
-                "a signal (--preempt-on); train.py needs --checkpoint-every"
+                "checkpoints=None must be a CheckpointConfig for a job with --preempt-on, which "
+                "saves all state before it ends; train.py needs --checkpoint-every"
             )
         validation = self.validation
         if validation is not None and algorithm.asynchronous and validation.restore_best:

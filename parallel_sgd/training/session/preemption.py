@@ -92,7 +92,7 @@ class Preemption:
         self.notify_servers()
         if self._learner.comm.rank == 0:
             print_labelled(
-                f"parallel-sgd: asked to leave: all is saved after {self._learner.samples} samples"
+                f"parallel-sgd: preempted: all state is saved after {self._learner.samples} samples"
             )
             if requeues():
                 requeue()

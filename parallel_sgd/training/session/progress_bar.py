@@ -73,5 +73,5 @@ def require_tqdm() -> Any:
     except ImportError as error:
         raise UserError(
             f"a progress bar needs tqdm ({error}): pip install '.[train]' from the checkout, or "
-            "leave it out with --no-progress-bar"
+            "turn the bar off with --no-progress-bar"
         ) from error

@@ -136,7 +136,7 @@ class RunFolder:
         """Advise how to resume the run in the folder, as the end of an error text."""
         if not (self.path / OPTIONS).is_file():
             return ""
-        return f": it holds a run, and --resume {shlex.quote(str(self.path))} goes on with that"
+        return f": it contains a run, which --resume {shlex.quote(str(self.path))} continues"
 
     def _is_of_this_job(self) -> bool:
         """Return whether this job wrote the folder, before its restart."""
@@ -289,5 +289,5 @@ def require_matplotlib() -> Any:
 def _without_matplotlib(why: object) -> UserError:
     return UserError(
         f"the loss curve needs matplotlib ({why}): "
-        "pip install '.[train]' from the checkout, or leave it out with --no-plot"
+        "pip install '.[train]' from the checkout, or turn the curve off with --no-plot"
     )
