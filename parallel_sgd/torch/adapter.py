@@ -93,8 +93,8 @@ class TorchModel(ModelAdapter):
             require_unchanged_by_forward(self.model)
         if scaler is not None and getattr(algorithm, "overlap", False):
             raise UserError(
-                "overlap=True with a scaler: what has been sent of a gradient that overflows "
-                "cannot be taken back; use overlap=False, or bfloat16, which needs no scaler"
+                "overlap=True must not be given with a scaler: a gradient that overflows has "
+                "partly been sent by then; use overlap=False, or bfloat16, which needs no scaler"
             )
         self.parameters = self.module.parameters
         self.optimizer = rule_of(self._optimizer, self.module, algorithm, mean=self._mean)

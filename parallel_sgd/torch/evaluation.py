@@ -46,7 +46,9 @@ def sums_over(
             continue
         values = numbers_of("score", score(model, *parts_of(batch)))
         if sums and values.keys() != sums.keys():
-            raise UserError(f"score gave {sorted(values)} of a batch, and {sorted(sums)} before")
+            raise UserError(
+                f"score returned {sorted(values)} for a batch, but {sorted(sums)} before"
+            )
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value * count
         total += count

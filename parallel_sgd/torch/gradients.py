@@ -111,8 +111,8 @@ class Gradients:
             used, self._late = self._overlap.gather(factor)
         if not any(used):
             raise UserError(
-                f"samples={samples}, but backward has left no gradient in any parameter: call "
-                "loss.backward() before each step, and no zero_grad() between the two"
+                f"samples={samples}, but no parameter has a gradient: call loss.backward() before "
+                "each step, and no zero_grad() in between"
             )
         if self._scaling:
             self.overflow = problem_with(module.gradient.flat) is not None

@@ -17,21 +17,21 @@ steps.
 MOST_SHORT_STEPS = 2  #: consecutive steps with too few samples, before a warning
 
 CHANGED = (
-    "the gradient of {name!r} was changed between backward and step. There it is the gradient of "
-    "this rank's samples alone. A change that depends on its size, such as "
-    "torch.nn.utils.clip_grad_norm_, differs between the ranks, and from what one process does. To "
-    "clip, give the learner clip_norm=...: it clips the gradient of all ranks. A factor that is "
+    "the gradient of {name!r} was changed between backward and step. At that point it is the "
+    "gradient of this rank's samples only. A change that depends on its norm, such as "
+    "torch.nn.utils.clip_grad_norm_, differs between the ranks, and from training in one process. "
+    "To clip, give the learner clip_norm=...: it clips the gradient of all ranks. A factor that is "
     "the same on all ranks, a mask, and noise do no harm"
 )
 CHANGED_TOO_LATE = (
-    "the gradient of {name!r} was changed between backward and step. With overlap=True that has no "
-    "effect on what has been sent by then. To clip, give the learner clip_norm=...: it clips the "
+    "the gradient of {name!r} was changed between backward and step. With overlap=True this does "
+    "not change the parts already sent. To clip, give the learner clip_norm=...: it clips the "
     "gradient of all ranks; for other changes use overlap=False"
 )
 TOO_FEW = (
     "step(samples={samples}) after {times} backwards on {times} minibatches of the sampler: "
-    "{samples} samples are those of one minibatch. The others count as left out, and epochs become "
-    "shorter. Give step the samples of all minibatches whose gradients were added up"
+    "one minibatch has {samples} samples. The remaining minibatches count as skipped, and epochs "
+    "become shorter. Give step the samples of all minibatches whose gradients were added up"
 )
 
 

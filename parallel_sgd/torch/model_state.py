@@ -125,7 +125,7 @@ class ModelState(Component):
             )
         for name, text in saved["others"].items():
             if not isinstance(text, str):
-                raise UserError(f"has something else for model.others.{name}")
+                raise UserError(f"has another kind of value for model.others.{name}")
             try:
                 _value_of(text)
             except UserError as error:

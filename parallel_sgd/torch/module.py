@@ -16,7 +16,7 @@ from .refusals import require_dense, require_equal, require_plain
 
 Array = Any  #: a NumPy or CuPy array
 
-MAKE_ANEW = "make the learner after the model is complete, or close this one and make another"
+MAKE_ANEW = "make the learner after the model is complete, or close this learner and make a new one"
 
 PROBED_VALUES = 16  #: values per gradient that are compared to detect changes
 
@@ -66,7 +66,8 @@ class FlatModule:
         for name, tensor in self.tensors.items():
             if belongs_to_learner(tensor):
                 raise UserError(
-                    f"parameter {name!r} belongs to another learner already: close that one first"
+                    f"parameter {name!r} belongs to another learner already: close that learner "
+                    "first"
                 )
         self.parameters = Parameters({name: as_array(p) for name, p in self.tensors.items()})
         self.gradient: Parameters = None  # type: ignore[assignment]  # until `attach_gradient`

@@ -94,7 +94,7 @@ class Objective(AnyObjective):
     def backward(self, learner: AnyLearner, pieces: Sequence[Batch]) -> Any:
         """See `parallel_sgd.training.Objective`."""
         if not isinstance(learner, Learner) or learner.model is not self.model:
-            raise UserError("objective: its model must be that of the learner")
+            raise UserError("model of the objective must be the model of the learner")
         if learner.reduction != self.reduction:
             raise UserError(
                 f"reduction={self.reduction!r} of the objective must be the learner's, "
@@ -112,8 +112,8 @@ class Objective(AnyObjective):
             loss, _, _ = self._loss(piece)
             if not loss.requires_grad:
                 raise UserError(
-                    "loss gave a tensor without a gradient: it must be computed from the model's "
-                    "outputs"
+                    "loss returned a tensor without a gradient: it must be computed from the "
+                    "model's outputs"
                 )
             total = total + self._sum(loss.detach(), count)
             if self.reduction == "mean" and len(pieces) > 1:
@@ -148,8 +148,8 @@ class Objective(AnyObjective):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = "" if not isinstance(loss, torch.Tensor) else f" of shape {list(loss.shape)}"
             raise UserError(
-                f"loss must give a tensor of one value, the {self.reduction} over the samples: it "
-                f"gave {kind_of(loss)}{what}"
+                f"loss must return a tensor of one value, the {self.reduction} over the samples: "
+                f"it returned {kind_of(loss)}{what}"
             )
         return loss, outputs, targets
 

@@ -108,7 +108,7 @@ class Overlap:
         if self._sent:
             raise UserError(
                 "samples=0, but backward has been called, and with overlap=True its gradients are "
-                "being exchanged already: a rank without samples must not call it"
+                "being exchanged already: a rank without samples must not call backward"
             )
 
     def reset(self) -> None:

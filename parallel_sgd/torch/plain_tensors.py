@@ -19,9 +19,9 @@ def _parts_of(tensor: torch.Tensor) -> list[Any]:
         UserError: the tensor is not dense, or requires a gradient.
     """
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise UserError("is not a plain dense tensor, which alone a checkpoint can give back")
+        raise UserError("is not a plain dense tensor: a checkpoint can restore no other kind")
     if tensor.requires_grad:
-        raise UserError("needs a gradient, which no checkpoint gives back: detach() it")
+        raise UserError("needs a gradient, which a checkpoint cannot restore: detach() it")
     plain = tensor.resolve_conj().resolve_neg().contiguous().flatten()
     data = plain.view(torch.uint8).cpu().numpy().tobytes() if plain.numel() else b""
     return [_name_of(tensor.dtype), list(tensor.shape), str(tensor.device), data]
@@ -35,7 +35,7 @@ def _tensor_of(parts: Any) -> torch.Tensor:
     dtype = _dtype_of(name)
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
     if math.prod(shape) * dtype.itemsize != len(data) or any(length < 0 for length in shape):
-        raise ValueError(f"a tensor of {shown(shape)} has not {len(data)} bytes")
+        raise ValueError(f"a tensor of {shown(shape)} does not have {len(data)} bytes")
     if dtype == torch.bool and max(data, default=0) > 1:
         raise ValueError("a truth value must be 0 or 1")
     try:
@@ -48,7 +48,9 @@ def _tensor_of(parts: Any) -> torch.Tensor:
     try:
         return whole.to(place)
     except torch.cuda.OutOfMemoryError as error:
-        raise UserError(f"holds a tensor on {device}, which has no room: {error}") from None
+        raise UserError(
+            f"holds a tensor on {device}, which has not enough memory: {error}"
+        ) from None
     except (AssertionError, ImportError, RuntimeError):  # no such device on this machine
         return whole
 
@@ -60,7 +62,7 @@ def _name_of(dtype: torch.dtype) -> str:
 def _dtype_of(name: str) -> torch.dtype:
     dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch.{name} is no dtype")
+        raise ValueError(f"torch.{name} is not a dtype")
     return dtype
 
 
@@ -68,7 +70,7 @@ def _device_of(name: str) -> torch.device:
     try:
         return torch.device(str(name))
     except RuntimeError:
-        raise ValueError(f"{shown(name)} is no device") from None
+        raise ValueError(f"{shown(name)} is not a device") from None
 
 
 add_type(torch.Tensor, "torch.Tensor", _parts_of, _tensor_of)

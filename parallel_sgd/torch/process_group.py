@@ -73,7 +73,7 @@ def init_process_group(
         port = comm.allgather_object(port)[0]
 
         def connected() -> None:
-            with _as_user_error(f"does not reach rank 0 at {address}:{port}"):
+            with _as_user_error(f"cannot reach rank 0 at {address}:{port}"):
                 shared = store or dist.TCPStore(address, port, comm.size, False, timeout=timeout)
                 dist.init_process_group(
                     backend, store=shared, rank=comm.rank, world_size=comm.size, timeout=timeout

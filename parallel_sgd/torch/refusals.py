@@ -40,8 +40,8 @@ def require_plain(module: Any) -> None:
         kind = type(part)
         if isinstance(part, torch.jit.ScriptModule):
             raise UserError(
-                "model has a part made by torch.jit, whose parameters cannot be followed: give the "
-                "plain module; torch.compile takes it"
+                "model has a part made by torch.jit, whose parameters cannot be tracked: give the "
+                "plain module, which torch.compile accepts"
             )
         if isinstance(part, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise UserError(
@@ -52,8 +52,8 @@ def require_plain(module: Any) -> None:
             base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in kind.__mro__
         ):
             raise UserError(
-                "model is sharded by FSDP, whose ranks hold a part of it each: parallel_sgd trains "
-                "models that every rank holds whole"
+                "model is sharded by FSDP, so each rank holds a part: parallel_sgd trains models "
+                "of which every rank holds all parameters"
             )
 
 
@@ -69,7 +69,7 @@ def require_unchanged_by_forward(module: nn.Module) -> None:
             raise UserError(
                 f"model has {type(part).__name__} {name!r} with max_norm={part.max_norm}: its "
                 "forward changes the rows that a rank looks up, on that rank alone, so the ranks' "
-                "models would differ; leave max_norm out, and renormalize the whole weight on all "
+                "models would differ; remove max_norm, and renormalize the whole weight on all "
                 "ranks after each step"
             )
 
@@ -109,7 +109,10 @@ def require_equal(tensors: dict[str, nn.Parameter]) -> None:
     places: dict[int, str] = {}
     for name, p in tensors.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UserError(f"parameter {name!r} has no shape yet: call the lazy model once before")
+            raise UserError(
+                f"parameter {name!r} has no shape yet: call the lazy model once before making the "
+                "learner"
+            )
         if p.is_meta:
             raise UserError(
                 f"parameter {name!r} is on the device meta, which holds no values: make the model "
@@ -141,8 +144,8 @@ def require_equal(tensors: dict[str, nn.Parameter]) -> None:
             )
         if p.numel() and (other := places.setdefault(p.data_ptr(), name)) != name:
             raise UserError(
-                f"parameters {other!r} and {name!r} lie in the same memory, and could not in the "
-                "learner's vector: tie them by being the same Parameter (b.weight = a.weight)"
+                f"parameters {other!r} and {name!r} share memory, which the learner's vector "
+                "cannot do: tie them by being the same Parameter (b.weight = a.weight)"
             )
 
 
@@ -167,26 +170,26 @@ def require_optimizer_of(optimizer: Any, tensors: Mapping[str, nn.Parameter]) ->
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UserError(
-            f"optimizer {kind} computes gradients itself, again and again: its step "
-            "needs a closure, which an exchange of gradients has no place for"
+            f"optimizer {kind} computes gradients itself, several times in a step: its step needs "
+            "a closure, which has no place in an exchange of gradients"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise UserError(
             "optimizer SparseAdam takes sparse gradients only, but sums over the ranks are dense: "
-            "Adam takes them"
+            "use Adam"
         )
     names = {p: name for name, p in tensors.items()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for p in held:
         if p.requires_grad and p not in names:
             raise UserError(
-                f"optimizer {kind} has a parameter of shape {list(p.shape)} that is none of the "
-                "model's: make it of model.parameters()"
+                f"optimizer {kind} has a parameter of shape {list(p.shape)} that is not in the "
+                "model: make the optimizer of model.parameters()"
             )
     known = set(held)
     for p, name in names.items():
         if p not in known:
             raise UserError(
-                f"optimizer {kind} lacks the model's parameter {name!r}: give it to the optimizer, "
-                "or freeze it before (requires_grad_(False))"
+                f"optimizer {kind} lacks the model's parameter {name!r}: give this parameter to "
+                "the optimizer, or freeze it before the learner is made (requires_grad_(False))"
             )

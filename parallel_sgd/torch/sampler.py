@@ -301,6 +301,6 @@ def _length(dataset: Any) -> Any:
         return len(dataset)
     except TypeError:
         raise UserError(
-            f"dataset must have a length, or be one: it is {kind_of(dataset)}; for a stream give "
-            "each rank its own, and end with learner.run_dry()"
+            f"dataset must be a length, or have a length: it is {kind_of(dataset)}; for a stream "
+            "give each rank its own stream, and end with learner.run_dry()"
         ) from None

@@ -62,7 +62,7 @@ class Scaling:
         except RuntimeError as error:
             raise UserError(
                 "scaler.unscale_(optimizer) was called, but learner.step() unscales gradients: "
-                "leave it out; to clip the gradient of all ranks give the learner clip_norm=..."
+                "remove this call; to clip the gradient of all ranks give the learner clip_norm=..."
             ) from error
         finally:
             for p, gradient in zip(parameters, gradients, strict=True):

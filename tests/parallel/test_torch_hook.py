@@ -180,7 +180,7 @@ def test_what_cannot_be_loaded(comm):
     with hook_state(comm, gradient_bits=1) as state:
         model.means(state, WHOLE, model.gradients(0))
         saved = state.state_dict()
-        with pytest.raises(UserError, match="each rank must load what it has saved itself"):
+        with pytest.raises(UserError, match="each rank must load its own saved state"):
             state.load_state_dict(saved | {"ranks": comm.size + 1})
         with pytest.raises(UserError, match="must be what state_dict"):
             state.load_state_dict({"residuals": {}})
@@ -211,9 +211,11 @@ def test_an_error_in_backward_is_noticed_by_the_next(comm):
     with hook_state(comm, gradient_bits=1) as state:
         first, _ = model.buckets(TWO, model.gradients(0))
         state.begin(first)
-        with pytest.raises(UserError, match="bucket 0 has come where bucket 1 was due"):
+        with pytest.raises(UserError, match="bucket 0 came when bucket 1 was due"):
             state.begin(first)
-        with pytest.raises(UserError, match=r"state_dict\(\) is for between backward passes"):
+        with pytest.raises(
+            UserError, match=r"state_dict\(\) must be called between backward passes"
+        ):
             state.state_dict()
     with pytest.raises(UserError, match="is closed"):
         state.begin(first)
@@ -307,7 +309,7 @@ def test_what_is_refused_with_the_first_bucket(comm):
     model = Model(comm.rank)
     with (
         hook_state(comm, module=module()) as state,
-        pytest.raises(SharedError, match="that is none of module="),
+        pytest.raises(SharedError, match="that is not a parameter of module="),
     ):
         model.means(state, WHOLE, model.gradients(0))
 

@@ -254,7 +254,7 @@ def test_samples_of_the_last_backward_alone(on_ranks, name, ahead):
     texts, _ = warned(on_ranks, body)
     assert len(texts) == 1
     assert texts[0].startswith(
-        "step(samples=4) after 2 backwards on 2 minibatches of the sampler: 4 samples are those "
+        "step(samples=4) after 2 backwards on 2 minibatches of the sampler: one minibatch has 4"
     )
 
 

@@ -84,7 +84,7 @@ MODELS_REFUSED = {
     "scripted": (lambda: mixed(lambda m: m.append(torch.jit.ScriptModule())), r"made by torch.jit"),
     "tied in memory": (
         lambda: mixed(tied_in_memory),
-        r"parameters '2.weight' and '3.weight' lie in the same memory",
+        r"parameters '2.weight' and '3.weight' share memory",
     ),
     "expanded": (
         lambda: with_buffer(torch.arange(5).expand(3, 5)),
@@ -100,7 +100,7 @@ OPTIMIZERS_REFUSED = {
         lambda model: torch.optim.SparseAdam(model.parameters()),
         r"SparseAdam takes sparse gradients only",
     ),
-    "of others": (of_others, r"SGD has a parameter of shape \[9\] that is none of the model's"),
+    "of others": (of_others, r"SGD has a parameter of shape \[9\] that is not in the model"),
     "of some": (of_some, r"SGD lacks the model's parameter '2.weight'"),
 }
 
@@ -112,7 +112,7 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clip_norm": ({"clip_norm": -1}, r"clip_norm=-1 must be"),
     "scaler and overlap": (
         {"scaler": torch.amp.GradScaler("cpu"), "algorithm": psgd.DataParallelSGD(overlap=True)},
-        r"overlap=True with a scaler",
+        r"overlap=True must not be given with a scaler",
     ),
     "servers' optimizer": (
         {"algorithm": psgd.DataParallelASGD()},
@@ -346,7 +346,7 @@ def test_gradients_that_are_not_there(comm):
     loss = F.cross_entropy(learner.model(x), y)
     if comm.rank:
         loss.backward()
-    with pytest.raises(UserError, match=r"samples=2, but backward has left no .*on rank 0"):
+    with pytest.raises(UserError, match=r"samples=2, but no parameter has a gradient.*on rank 0"):
         learner.step(samples=2)
 
 

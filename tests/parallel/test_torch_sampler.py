@@ -275,7 +275,7 @@ def test_a_warm_start_has_whole_minibatches(comm):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"dataset": 3.5}, "dataset must have a length"),
+        ({"dataset": 3.5}, "dataset must be a length, or have"),
         ({"dataset": 0}, "dataset=0 must be"),
         ({"minibatch_size": 0}, "minibatch_size=0 must be"),
         ({"seed": -1}, "seed=-1 must be"),

@@ -316,10 +316,10 @@ def test_a_source_and_the_objective_count_the_same(comm):
 
 
 LOSSES = {
-    "a number": (lambda outputs, y: 0.5, r"loss must give a tensor of one value, .* a float"),
+    "a number": (lambda outputs, y: 0.5, r"loss must return a tensor of one value, .* a float"),
     "a vector": (
         lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"),
-        r"loss must give a tensor of one value, .* a torch\.Tensor of shape \[\d+\]",
+        r"loss must return a tensor of one value, .* a torch\.Tensor of shape \[\d+\]",
     ),
     "without a gradient": (lambda outputs, y: outputs.sum().detach(), r"without a gradient"),
 }
@@ -376,7 +376,7 @@ def test_what_is_refused(comm):
     model, other = net(), net()
     with learner_of(model, comm) as learner:
         for objective, message in [
-            (psgd.torch.Objective(other, F.cross_entropy), "its model must be that of the learner"),
+            (psgd.torch.Objective(other, F.cross_entropy), "must be the model of the learner"),
             (psgd.torch.Objective(model, F.cross_entropy, reduction="sum"), "reduction='sum'"),
         ]:
             session = psgd.TrainingSession(learner=learner, objective=objective, train=data())

@@ -293,7 +293,7 @@ def test_what_a_program_has_put_into_a_group_stays_there(own, others, tmp_path):
     if not isinstance(own, set):
         with learner_of(again, small.OfSome(again.parameters(), only=others)) as learner:
             before = values(again)
-            with pytest.raises(UserError, match=r"goes with param_groups\.0\.only="):
+            with pytest.raises(UserError, match=r"was saved with param_groups\.0\.only="):
                 psgd.load_checkpoint(learner, tmp_path)
             assert values(again) == before
 

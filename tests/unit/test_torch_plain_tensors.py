@@ -52,7 +52,7 @@ def test_views_and_odd_numbers_come_back():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (torch.zeros(2, requires_grad=True), "needs a gradient, which no checkpoint gives back"),
+        (torch.zeros(2, requires_grad=True), "needs a gradient, which a checkpoint cannot restore"),
         (torch.nn.Parameter(torch.zeros(2)), "Parameter, which checkpoints cannot keep"),
         (torch.zeros(2).to_sparse(), "is not a plain dense tensor"),
         (torch.zeros(2, device="meta"), "is not a plain dense tensor"),

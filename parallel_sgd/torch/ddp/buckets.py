@@ -215,7 +215,9 @@ class Buckets:
         if buffer.layout != torch.strided:
             raise UserError(f"{label} is sparse: this hook is for dense gradients")
         require_dtype(label, buffer.dtype, self._options)
-        assert sum(sizes.values()) == buffer.numel(), "a bucket has its parameters' values alone"
+        assert sum(sizes.values()) == buffer.numel(), (
+            "a bucket has only the values of its parameters"
+        )
         _require_sizes(sizes, self._kept)
         return sizes
 
@@ -223,8 +225,8 @@ class Buckets:
         if id(parameter) not in self._named:
             if not self._numbered:
                 raise UserError(
-                    f"DDP has a parameter of shape {[*parameter.shape]} that is none of module=: "
-                    "hook_state must be given the module that DDP has"
+                    f"DDP has a parameter of shape {[*parameter.shape]} that is not a parameter of "
+                    "module=: hook_state needs the module that DDP has"
                 )
             self._named[id(parameter)] = str(len(self._named)), parameter
         return self._named[id(parameter)][0]

@@ -84,8 +84,8 @@ class HookState:
             require_size_of(self._process_group, self._comm.size)
         if job.index != self._next:
             raise UserError(
-                f"DDP's bucket {job.index} has come where bucket {self._next} was due: an error "
-                "has ended the backward pass before, or the state is used by several modules"
+                f"DDP's bucket {job.index} came when bucket {self._next} was due: an error has "
+                "ended the previous backward pass, or several modules use this state"
             )
         self._next = 0 if job.last else job.index + 1
         if self._scaler is None:
@@ -158,8 +158,8 @@ class HookState:
             raise UserError(f"state={shown(state)} must be what state_dict() returned") from error
         if place != (self._comm.rank, self._comm.size):
             raise UserError(
-                f"state is of rank {place[0]} of {place[1]}, and this is rank {self._comm.rank} "
-                f"of {self._comm.size}: each rank must load what it has saved itself"
+                f"state is of rank {place[0]} of {place[1]}, but this is rank {self._comm.rank} of "
+                f"{self._comm.size}: each rank must load its own saved state"
             )
         self._buckets.set_residuals(residuals)
         self.steps, self._scale = steps, scale
@@ -264,12 +264,14 @@ class HookState:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise UserError("this hook_state is closed: after close() DDP cannot use it any more")
+            raise UserError("this hook_state is closed: DDP cannot use it after close()")
 
     def _require_idle(self, name: str) -> None:
         self._require_open()
         if self._next:
-            raise UserError(f"{name}() is for between backward passes: one is under way, or failed")
+            raise UserError(
+                f"{name}() must be called between backward passes: a pass is running, or has failed"
+            )
 
 
 def require_size_of(process_group: Any, size: int) -> None:
@@ -283,8 +285,8 @@ def require_size_of(process_group: Any, size: int) -> None:
     has = dist.get_world_size(process_group)
     if has != size:
         raise UserError(
-            f"comm has {size} rank{'s' * (size > 1)}, and DDP's process group has {has}: they "
-            "must be the same (psgd.torch.init_process_group(comm))"
+            f"comm has {size} rank{'s' * (size > 1)}, and DDP's process group has {has}: both must "
+            "be the same (psgd.torch.init_process_group(comm))"
         )
 
 

@@ -70,7 +70,7 @@ class ValuesOf:
 
     def __post_init__(self) -> None:
         if not all(type(length) is int and 0 <= length < 2**48 for length in self.shape):
-            raise ValueError(f"{shown(self.shape)} is no shape of a tensor")
+            raise ValueError(f"{shown(self.shape)} is not the shape of a tensor")
         in_order = {*range(len(self.shape))}
         if len(self.axes) != len(self.shape) or not in_order.issuperset(self.axes):
             raise ValueError(f"{shown(self.axes)} are not the axes of a tensor")
@@ -296,7 +296,7 @@ class Reader:
             return self._made[value]
         if isinstance(value, ParameterItself):
             if value.name not in self._parameters:
-                raise UserError(f"names a parameter {shown(value.name)}, which there is not")
+                raise UserError(f"names a parameter {shown(value.name)}, which does not exist")
             return self._parameters[value.name]
         if isinstance(value, WithDefault):
             if value.factory is not None and value.factory not in FACTORIES:
@@ -312,7 +312,7 @@ class Reader:
             return self._part(part.vector, part.parameter)
         except KeyError:
             raise UserError(
-                f"names {shown(part.vector)} of {shown(part.parameter)}, which there is not"
+                f"names {shown(part.vector)} of {shown(part.parameter)}, which does not exist"
             ) from None
 
     def _tensor(self, stored: ValuesOf) -> torch.Tensor:
@@ -322,7 +322,7 @@ class Reader:
             raise UserError(f"lacks the array {shown(stored.name)}")
         shape = stored.shape
         if stored.dtype not in DTYPES:
-            raise UserError(f"has a tensor of dtype {shown(stored.dtype)}, which is none of ours")
+            raise UserError(f"has a tensor of dtype {shown(stored.dtype)}, which is not supported")
         dtype = DTYPES[stored.dtype]
         if by_value:
             fits = array.shape == shape and str(array.dtype) == stored.dtype
@@ -352,7 +352,9 @@ class Reader:
         present = self._own.get(path, comparable(value))
         if present != own.text:
             where = ".".join(map(str, path))
-            raise UserError(f"goes with {where}={own.text}, which this optimizer has as {present}")
+            raise UserError(
+                f"was saved with {where}={own.text}, which is {present} in this optimizer"
+            )
         return value
 
 

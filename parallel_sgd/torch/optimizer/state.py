@@ -276,7 +276,7 @@ class TorchOptimizerState(OptimizerState):
         for field, kind in kinds.items():
             for key, value in saved[field].items():
                 if not isinstance(value, kind):
-                    raise UserError(f"has something else for optimizer.{field}.{key}")
+                    raise UserError(f"has another kind of value for optimizer.{field}.{key}")
         for key, vector in saved["buffers"].items():
             if vector.shape != x.shape or vector.dtype != x.dtype:
                 raise UserError(
@@ -330,7 +330,9 @@ class TorchOptimizerState(OptimizerState):
         state = {}
         for name, document in saved["entries"].items():
             if name not in numbers:
-                raise UserError(f"is of a parameter {shown(name)}, which this optimizer has not")
+                raise UserError(
+                    f"is of a parameter {shown(name)}, which this optimizer does not have"
+                )
             state[numbers[name]] = reader.value(document)
         return {**packed, "state": state | packed["state"]}
 
@@ -380,8 +382,8 @@ class TorchOptimizerState(OptimizerState):
             for key, value in own.items():
                 if key in saved and _is_number(value) and not _may_replace(saved[key]):
                     raise UserError(
-                        f"has {shown(saved[key])} for {i}.{key}, which this optimizer has as "
-                        f"{shown(value)}"
+                        f"has {shown(saved[key])} for {i}.{key}, which is {shown(value)} in this "
+                        "optimizer"
                     )
 
     def _load(self, state_dict: Any, *, keep_dtypes: bool) -> None:
@@ -421,7 +423,7 @@ class TorchOptimizerState(OptimizerState):
         except Exception as error:
             raise UserError(
                 f"has a state of the optimizer that {type(self.optimizer).__name__}"
-                f".load_state_dict() does not take: {type(error).__name__}: {line_of(error)}"
+                f".load_state_dict() rejects: {type(error).__name__}: {line_of(error)}"
             ) from error
         finally:
             for one, groups, dictionaries in held:

@@ -166,7 +166,7 @@ class TorchStep(LocalStep):
         if held != self._held:
             raise UserError(
                 f"optimizer {self._kind} had {self._held} parameters when the learner was made, "
-                f"and has {held} now: add them before"
+                f"and has {held} now: add parameters before the learner is made"
             )
         if scaling is not None:
             scaling.require_scaled(self._torch)
@@ -209,7 +209,9 @@ class TorchStep(LocalStep):
         """Multiply all learning rates, numbers or tensors, by a factor for a `with` block."""
         groups = self._torch.param_groups if factor != 1 else []
         if groups and (lacks := self.optimizer.lacks_rate):
-            raise UserError(f"learning rates are to be times {factor:g}, but optimizer {lacks}")
+            raise UserError(
+                f"learning rates must be multiplied by {factor:g}, but optimizer {lacks}"
+            )
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = group["lr"] * factor
@@ -222,6 +224,6 @@ class TorchStep(LocalStep):
     def _require_own_step(self, *_: Any) -> None:
         if not self._stepping:
             raise UserError(
-                f"{self._kind}.step() was called, but learner.step(samples=...) takes the "
-                "steps: a rank that steps alone has another model than the others"
+                f"{self._kind}.step() was called, but learner.step(samples=...) takes the steps: a "
+                "rank that steps alone has a different model from all other ranks"
             )
