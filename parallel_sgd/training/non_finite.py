@@ -7,8 +7,7 @@ from typing import Any, Literal
 from ..algorithms import Algorithm
 from ..algorithms.skipped import MOST
 from ..errors import DivergedError, SharedProblem, UserError
-from .runner import AlgorithmRunner
-from .warm_start import in_warm_start
+from .runner import AlgorithmRunner, in_warm_start
 
 MOST_SKIPPED = MOST  #: times in a row
 
