@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from ..algorithms import Algorithm
@@ -24,7 +25,6 @@ from .optimizer.state import state_fingerprint
 from .optimizer.update_rule import TorchStep, rule_of
 from .overlap import Overlap
 from .refusals import require_unchanged_by_forward
-from .saved_buffers import SavedBuffers
 from .scaling import Scaling, require_scaler
 
 Reduction = Literal["mean", "sum"]
@@ -266,3 +266,32 @@ class TorchModel(ModelAdapter):
 
     def arrays(self) -> dict[str, Any]:
         return {name: host_array(tensor) for name, tensor in tensors_of(self.model).items()}
+
+
+class SavedBuffers:
+    """Save buffers such as BatchNorm's statistics, and restore them if a minibatch is skipped.
+
+    Args:
+        model: the module of the buffers.
+
+    Local. Memory: a copy of the buffers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def take(self) -> None:
+        before = self._copies
+        self._copies = {}
+        for name, buffer in buffers_of(self._model):
+            copy = before.get(name)
+            if copy is None or copy.shape != buffer.shape:
+                copy = torch.empty_like(buffer)
+            self._copies[name] = copy.copy_(buffer)
+
+    def restore(self) -> None:
+        for name, buffer in buffers_of(self._model):
+            copy = self._copies.get(name)
+            if copy is not None and copy.shape == buffer.shape:
+                buffer.copy_(copy)

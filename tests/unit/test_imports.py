@@ -77,7 +77,7 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
     ],
     "torch": [
         {"module"},
-        {"overlap", "saved_buffers", "loop_checks"},
+        {"overlap", "loop_checks"},
         {"gradients", "optimizer", "ddp"},
         {"model_state"},
         {"adapter"},
