@@ -19,7 +19,7 @@ from parallel_sgd.files import make_new, require_writable, write_whole
 from parallel_sgd.launcher.supervisor import Supervisor
 from parallel_sgd.parameter_server.order import RecordedOrder
 from parallel_sgd.training.checkpoint import files
-from parallel_sgd.training.session.rank_log import RankLog
+from parallel_sgd.training.session.run_output import RankLog
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

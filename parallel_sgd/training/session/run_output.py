@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...files import append_line, reason
 from ...validation import line_of
 from ..learner import Learner
 from .options import SessionOptions
 from .progress_bar import ProgressBar, require_tqdm
-from .rank_log import RankLog
-from .run_folder import RunFolder
+from .run_folder import RunFolder, require_no_link
 from .state import Progress, loss_curves
+
+LOGS = "logs"  #: subfolder of a run's folder
 
 
 class RunOutput:
@@ -178,3 +183,50 @@ def run_callback(callback: Callable[[Any], Any], row: Any) -> Any:
         raise UserError(
             f"callback {name} failed: {type(error).__name__}: {line_of(error)}"
         ) from error
+
+
+class RankLog:
+    """The log of one rank: lines with the time. Each line is written whole or not at all.
+
+    Args:
+        run: the run's folder, on this rank's disk or on a shared file system.
+        rank: the rank's number.
+
+    Local. No file stays open between two lines, so a kill loses no line.
+    """
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self.path = run / LOGS / f"rank-{rank:05d}.log"
+
+    def create(self) -> None:
+        """Make the folder, and append the first line. Lines of a resumed run stay.
+
+        Raises:
+            UserError: the folder cannot be made, or is a link.
+        """
+        require_no_link(self.path.parent)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"output={str(self.path.parent)!r} must be a folder: {reason(error)}"
+            ) from error
+        self.write(f"begin: process {os.getpid()} on {os.uname().nodename}")
+
+    def write(self, text: str) -> None:
+        """Append a line.
+
+        Raises:
+            UserError: the line cannot be written.
+        """
+        append_line("output", self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def write_error(self, error: BaseException) -> None:
+        """Append the error that ends this rank. A failing disk is ignored.
+
+        The error is reported elsewhere, too.
+        """
+        try:
+            self.write(f"error: {type(error).__name__}: {line_of(error)}")
+        except UserError:
+            return
