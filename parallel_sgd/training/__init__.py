@@ -8,8 +8,8 @@ from .checkpoint.saver import Checkpoints
 from .learner import Learner
 from .session.auto_tune import AutoLearningRate, AutoMinibatchSize
 from .session.cross_validation import CrossValidation
-from .session.non_finite_policy import NotFinitePolicy
 from .session.objective import ModelObjective, Objective
+from .session.options import NotFinitePolicy
 from .session.run_folder import RunFolder, require_installed_matplotlib, require_matplotlib
 from .session.session import TrainingSession
 from .session.state import Progress

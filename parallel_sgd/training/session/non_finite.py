@@ -11,7 +11,7 @@ from ..learner import Learner
 from ..non_finite import require_can_skip
 from ..recovery.snapshot import Snapshot
 from .minibatches import SessionMinibatches
-from .non_finite_policy import KEEP_EVERY, NotFinitePolicy
+from .options import KEEP_EVERY, NotFinitePolicy
 from .state import Progress, SessionState
 
 
