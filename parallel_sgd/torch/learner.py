@@ -21,11 +21,10 @@ from ..training.fixed_attributes import AS_MADE
 from ..training.non_finite import MOST_SKIPPED, NotFinite
 from ..training.recovery.rollback import COMMIT_EVERY
 from ..training.session.batches import Samples
-from ..training.session.means import weighted_means
+from ..training.session.means import Score, sums_over, weighted_means
 from ..validation import kind_of
 from .adapter import Reduction, TorchModel
 from .arrays import on_default_stream
-from .evaluation import Score, sums_over
 from .model_state import Buffers, ModelState
 from .module import device_of
 
