@@ -39,7 +39,6 @@ class Row:
         broken: further contents with this error.
         columns: writes named columns into a file; None: the format has no columns.
         both: the format's own reader of a training and a test part.
-        fewest: of 80 files with a few damaged bytes so many are refused at least.
         package: the optional package that the format needs, and its extra.
     """
 
@@ -51,7 +50,6 @@ class Row:
     known: tuple[str, ...] = ()
     scale: int = 1
     exact: bool = True
-    fewest: int = 40
     broken: tuple[bytes, ...] = ()
     columns: Callable[[Path, Mapping[str, Any]], Path] | None = None
     both: Callable[..., Any] | None = None
@@ -172,7 +170,7 @@ TABLE: dict[str, Row] = {
     "npz, compressed": Row(
         archive(np.savez_compressed), "npz", "memory", "is not a well-formed .npz file"
     ),
-    "idx": Row(idx(""), "idx", "open", "is not an IDX file", fewest=5),
+    "idx": Row(idx(""), "idx", "open", "is not an IDX file"),
     "idx, compressed": Row(idx(".gz"), "idx", "memory", "is not an IDX file"),
     "parquet": Row(
         columns_named("d.Parquet"),
@@ -226,17 +224,16 @@ TABLE: dict[str, Row] = {
     "cifar10": Row(
         cifar("data_batch_1.bin", 1), "cifar10", "open",
         "must be records of 3,073 bytes, as in CIFAR-10: it has none", scale=255,
-        fewest=0,
     ),
     "cifar100": Row(
         cifar("train.bin", 2), "cifar100", "open",
         "must be records of 3,074 bytes, as in CIFAR-100: it has none",
         {"label": "coarse", "format": "cifar100"},
-        ("label",), scale=255, fewest=0,
+        ("label",), scale=255,
     ),
     "images": Row(
         images("bmp"), "images", "closed", "is not a readable image",
-        known=("size", "colour", "names"), scale=255, exact=False, fewest=1,
+        known=("size", "colour", "names"), scale=255, exact=False,
         both=data.image_folders,
         package=("PIL.Image", "images"),
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ...errors import UserError
-from ...files import opened, reason
+from ...files import content_of, reason
 from ...validation import checked_path, integer, number, require_memory, shown
 from ..dataset import Dataset
 from ..readers.parts import Parts, files_below, is_system_file, kinds_of, parts_of
@@ -169,7 +169,7 @@ def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
 
 def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:
     """Return the content of the wanted files, and of the files in wanted folders."""
-    return b"".join(_content(f) for f in files if {f, *f.parents} & set(wanted))
+    return b"".join(content_of(str(f), f) for f in files if {f, *f.parents} & set(wanted))
 
 
 def _both(training: bytes, testing: bytes, context: int) -> tuple[ByteSequences, ByteSequences]:
@@ -180,11 +180,3 @@ def _both(training: bytes, testing: bytes, context: int) -> tuple[ByteSequences,
             f"data: {len(training)} and {len(testing)}"
         )
     return both
-
-
-def _content(path: Path) -> bytes:
-    with opened(str(path), path) as file:
-        try:
-            return file.read()
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {reason(error)}") from None
