@@ -10,9 +10,17 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import checked_seed, instance, integer, kind_of, require_memory, shown, text
-from .arrays import as_array, require_one_index
 from .mapping import MappedArray, mapping_of
-from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
+from .validation import (
+    Array,
+    DType,
+    as_array,
+    check_numbers,
+    checked_inputs,
+    checked_targets,
+    float_dtype,
+    require_one_index,
+)
 
 TOGETHER = 1024  #: samples read at a time by the default `targets`
 LARGEST_BYTE = 255

@@ -10,9 +10,16 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import NUMBERS, kind_of, line_of, shown
-from .arrays import as_array
 from .dataset import Arrays, Dataset
-from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
+from .validation import (
+    Array,
+    DType,
+    as_array,
+    check_numbers,
+    checked_inputs,
+    checked_targets,
+    float_dtype,
+)
 
 
 class Items(Dataset):

@@ -11,9 +11,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import LARGEST_INTEGER, integer, kind_of, require_memory
-from .arrays import as_array
 from .order import IndexArray
-from .validation import Array, DType, check_numbers, checked_targets, float_dtype
+from .validation import Array, DType, as_array, check_numbers, checked_targets, float_dtype
 from .view import CommunicatorView
 
 FEW = 16  #: number of sequences whose tokens the ranks compare

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from ..validation import checked_path, instance
-from .arrays import as_array
 from .dataset import Dataset, Wrapped, require_dataset
 from .readers.files import npz_member
 from .readers.text_file import split_over_ranks
-from .validation import Array, DType, checked_inputs, float_dtype
+from .validation import Array, DType, as_array, checked_inputs, float_dtype
 from .view import CommunicatorView
 
 STANDARDIZATION = "standardization.npz"  #: file name in a run's folder

@@ -1,7 +1,11 @@
-"""Checks of samples, made as samples are read: a file is never scanned in advance."""
+"""Checks of a program's arrays, of sizes that files declare, and of samples.
+
+Samples are checked as they are read: a file is never scanned in advance.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +13,93 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..validation import LARGEST_INTEGER, NUMBERS, shown
+from ..validation import LARGEST_INTEGER, NUMBERS, kind_of, line_of, shown
 
 Array = npt.NDArray[Any]
 DType = npt.DTypeLike | None
+
+MOST_DEFLATED = 1032  #: largest expansion of zlib, in bytes for each byte
+
+
+def as_array(name: str, values: Any) -> Array:
+    """Convert a user's values to a NumPy array, of class `ndarray` or `numpy.memmap`.
+
+    Args:
+        name: name of the values in an error.
+        values: an array, a list, or any object that NumPy can convert; not changed.
+    Returns:
+        The array; a view of `values` where NumPy can make a view.
+    Raises:
+        UserError: the values cannot be converted, or are masked. (An array would silently expose
+            the numbers under the mask.)
+
+    Local. Cost: a mask is read once; other arrays are not read.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        _require_no_mask(name, values)
+        values = values.data
+    elif isinstance(values, list | tuple):
+        for index, row in enumerate(values):
+            if isinstance(row, np.ma.MaskedArray):
+                _require_no_mask(f"{name}[{index}]", row)
+    try:
+        array: Array = np.asanyarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises RuntimeError
+        reason = "" if isinstance(error, TypeError) else f" ({line_of(error)})"
+        raise UserError(f"{name} must be a NumPy array: it is {kind_of(values)}{reason}") from None
+    return array if isinstance(array, np.memmap) else np.asarray(array)
+
+
+def _require_no_mask(name: str, values: np.ma.MaskedArray[Any, Any]) -> None:
+    mask = np.ma.getmaskarray(values)
+    if mask.dtype.names is None and mask.any():
+        places = np.argwhere(mask)
+        where = "".join(f"[{int(i)}]" for i in places[0])
+        raise UserError(
+            f"{name} has {len(places)} masked values, the first at {where}: must have none: fill "
+            "the values in, or remove their samples"
+        )
+
+
+def require_one_index(before: str, x: Any, y: Any) -> None:
+    """Raise a UserError if x and y are pandas objects with different indexes or orders.
+
+    Args:
+        before: prefix of the error, such as the file's name.
+    """
+    of_x: Any = getattr(x, "index", None)
+    of_y: Any = getattr(y, "index", None)
+    if hasattr(of_x, "equals") and hasattr(of_y, "equals") and not of_x.equals(of_y):
+        raise UserError(
+            f"{before}x and y must have the same index in the same order: align x and y by "
+            "the index, or give arrays (to_numpy()) if the index has no meaning"
+        )
+
+
+def require_bytes(what: str, shape: tuple[int, ...], dtype: np.dtype[Any], have: int) -> int:
+    """Return the size of an array in bytes, if at least so many bytes are available.
+
+    Args:
+        what: name of the array in an error.
+        have: the number of available bytes.
+    Raises:
+        UserError: fewer bytes are available.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if have < size:
+        raise UserError(
+            f"{what} is truncated: {max(have, 0)} bytes of data, its shape requires {size}"
+        )
+    return size
+
+
+def require_deflatable(what: str, size: int, compressed: int) -> None:
+    """Raise a UserError if so many compressed bytes cannot expand to the declared size."""
+    if size > MOST_DEFLATED * compressed + 64:
+        raise UserError(
+            f"{what} is not well-formed: it declares {size} bytes, more than its "
+            f"{compressed} compressed bytes can hold"
+        )
 
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:

@@ -67,7 +67,6 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"session"},
     ],
     "data": [
-        {"arrays"},
         {"dataset"},
         {"order"},
         {"fingerprint", "items", "joined", "sequences", "sparse_rows"},

@@ -17,8 +17,7 @@ from ...errors import UserError
 from ...files import opened
 from ...validation import checked_path, line_of, require_memory, shown
 from ..dataset import Arrays, Images
-from ..sizes import require_bytes, require_deflatable
-from ..validation import Array
+from ..validation import Array, require_bytes, require_deflatable
 from .idx import mapped_idx
 from .parts import REQUIRED, Parts, parts_of
 

@@ -16,8 +16,7 @@ import numpy as np
 from ...errors import UserError
 from ...files import opened, reason
 from ...validation import checked_path, line_of, require_memory
-from ..sizes import require_bytes, require_deflatable
-from ..validation import Array
+from ..validation import Array, require_bytes, require_deflatable
 
 #: The third byte of the magic number; all numbers are big-endian.
 TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
