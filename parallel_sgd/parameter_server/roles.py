@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, get_args
 
 from ..communication import Communicator, Group, Roles
 from ..communication.job_environment import requested_role, requested_servers
@@ -14,7 +14,6 @@ from ..options import Choice, Options, Whole, option, options
 from .client import Client
 
 Role = Literal["auto", "worker", "server"]
-ROLES: tuple[Role, ...] = ("auto", "worker", "server")
 
 GIL = (
     "servers=0: a thread of every rank serves a part of the model. Python runs one thread of a "
@@ -121,7 +120,7 @@ class ParameterServers(Options, Roles):
     )
     role: Role = option(
         "auto",
-        Choice(*ROLES),
+        Choice(*get_args(Role)),
         "worker or server for this rank, if each is started apart (mpiexec -n 1 ... --role server "
         ": -n 4 ... --role worker); auto: as PARALLEL_SGD_ROLE (or TRAINING_ROLE=TRAINER, "
         "PSERVER) in its environment says, else by servers",
@@ -178,8 +177,9 @@ class ParameterServers(Options, Roles):
             raise SharedError(
                 f"role='auto' on rank {rank}: if some ranks are given a role, all ranks must be"
             )
-        by_role = {role: [k for k, asked in enumerate(roles) if asked == role] for role in ROLES}
-        workers, serving = by_role["worker"], by_role["server"]
+        workers, serving = (
+            [k for k, asked in enumerate(roles) if asked == role] for role in ("worker", "server")
+        )
         if not workers or not serving:
             raise SharedError(f"role={roles[0]!r} on all ranks: there must be workers and servers")
         wanted = {number for _, number, _ in given} - {None, len(serving)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -21,10 +21,6 @@ Mode = Literal["async", "bounded", "sync", "geo"]
 PushType = Literal["gradients", "deltas"]
 Merge = Literal["sum", "mean"]
 
-MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
-PUSH_TYPES: tuple[PushType, ...] = ("gradients", "deltas")
-MERGES: tuple[Merge, ...] = ("sum", "mean")
-
 
 @options
 class Rules(BitsOptions):
@@ -39,7 +35,7 @@ class Rules(BitsOptions):
     )
     mode: Mode = option(
         "async",
-        Choice(*MODES),
+        Choice(*get_args(Mode)),
         "async: a push is applied and answered at once; bounded: applied at once, and answered "
         "when its worker is at most staleness pushes ahead of the slowest; sync: one push of "
         "every worker is merged into a single push, applied, and answered; geo: as async, for "
@@ -52,13 +48,13 @@ class Rules(BitsOptions):
     )
     currency: PushType | None = option(
         None,
-        Choice(*PUSH_TYPES),
+        Choice(*get_args(PushType)),
         "the push type: gradients, which the servers' optimizer applies, or deltas, the model "
         "updates of a worker's own optimizer; gradients if not given, and with geo deltas",
     )
     merge: Merge | None = option(
         None,
-        Choice(*MERGES),
+        Choice(*get_args(Merge)),
         "sum: every push counts in full, so K workers go K times as far for the same samples: "
         "lower the learning rate; mean: the pushes of K workers count as one (in mode sync "
         "weighted by samples, else by 1/K each). If not given mean in the modes sync and geo, "
