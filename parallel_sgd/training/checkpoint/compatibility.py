@@ -12,6 +12,7 @@ import numpy as np
 from ...array_files import StoredArray
 from ...errors import UserError
 from ...kernels import body
+from ...options import values_of
 from ...state import components
 from ...validation import LARGEST_INTEGER, shown
 from ..learner import Learner
@@ -20,6 +21,18 @@ from ..state.state_tree import Tree, is_array, is_state, state_fields
 
 ANY = "anything"
 PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "None"}
+
+
+def compatibility_facts(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that must be equal in a learner and in a checkpoint to load."""
+    parameters = learner.parameters
+    return {
+        "algorithm": _options(learner.algorithm),
+        "optimizer": _options(learner.local_step.optimizer),
+        "layout": {name: list(shape) for name, shape in parameters.shapes.items()},
+        "dtype": str(parameters.dtype),
+        "facts": {name: repr(value) for name, value in facts.items()},
+    }
 
 
 def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArray]) -> None:
@@ -201,3 +214,9 @@ def _at(tree: Tree, where: str) -> Any:
     for name in where.split(".") if where else ():
         value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def _options(options: Any) -> dict[str, Any]:
+    """Return the class name of a dataclass of options, and the `repr` of each option."""
+    values = {name: repr(value) for name, value in values_of(options).items()}
+    return {"name": type(options).__name__, "options": values}

@@ -20,9 +20,9 @@ from ..learner import Learner, require_learner
 from ..state.reshard import reshard, stripe_sizes
 from ..state.state_tree import Tree, restore, room_for, unflatten
 from . import files
-from .compatibility import require_equal, require_possible
+from .compatibility import compatibility_facts, require_equal, require_possible
 from .files import Damaged, Reader
-from .saver import compatibility_facts, wait_for_pending_writes
+from .pending_writes import wait_for_pending_writes
 
 FREE = {"lr", "lr_per_sample", "hyperparameters"}
 """Options of the optimizer that may change on loading. `hyperparameters` are those of PyTorch's

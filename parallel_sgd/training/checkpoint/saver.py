@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -17,8 +15,7 @@ from ...array_files import require_safetensors
 from ...communication import Communicator, InBackground
 from ...communication.job_environment import job_name
 from ...communication.liveness.rank_status import Status, report_status
-from ...errors import RanksLost, SharedError, SharedProblem, UserError
-from ...options import values_of
+from ...errors import RanksLost, SharedError, UserError
 from ...plain_values import to_json
 from ...state import weight_of
 from ...validation import checked_path, integer, line_of, mapping
@@ -26,14 +23,10 @@ from ...version import __version__
 from ..learner import Learner, require_learner
 from ..state.state_tree import HostArray, HostCopies, capture, flatten
 from . import files
+from .compatibility import compatibility_facts
 from .folder_lock import FolderLock
-
-_pending_writes: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
-"""Background writes of the ranks of this process, by folder, until their result was reported."""
-_pending_lock = threading.Lock()
-
-
-Rating = tuple[float | None, Any]  #: the metric of a checkpoint, and the job that wrote it
+from .pending_writes import add_pending_write, remove_pending_write
+from .retention import Retention
 
 
 class Checkpoints:
@@ -76,7 +69,7 @@ class Checkpoints:
         self.keep = integer("keep", keep, 1)
         self.facts = mapping("facts", facts)
         self._lock = FolderLock("folder", self.folder)
-        self._manifests = KnownManifests()
+        self._retention = Retention(self.folder)
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
@@ -173,7 +166,7 @@ class Checkpoints:
             self._written = write()
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
-            _add_pending(self.folder, self._writing)
+            add_pending_write(self.folder, self._writing)
             learner.background_tasks.add(self._writing)
 
     def hold(self) -> None:
@@ -199,7 +192,7 @@ class Checkpoints:
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            _remove_pending(writing)
+            remove_pending_write(writing)
             with suppress(RanksLost):  # then the previous checkpoint is the newest
                 self._written = writing.result()
         return self._written
@@ -316,13 +309,15 @@ class Checkpoints:
             if not any(problem for _, problem in gathered):
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
                 if problem is None:
-                    self._manifests.add(path, manifest)
+                    self._retention.add(path, manifest)
                     report_status(Status.CHECKPOINT, str(path.resolve()))
             if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
             elif problem is None:
                 what = "older checkpoints could not be removed from"
-                _, problem = self._attempt(lambda: self._remove_old(path), what)
+                _, problem = self._attempt(
+                    lambda: self._retention.remove_old(path, self.keep), what
+                )
         comm.raise_together(problem)
         return path
 
@@ -330,34 +325,6 @@ class Checkpoints:
         """Make the folder, and keep other processes from writing to it. For one rank."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.hold()
-
-    def _remove_old(self, path: Path) -> None:
-        """Remove checkpoints, except the latest, the best, and this new one.
-
-        The same number of checkpoints of this job is kept, too, since the job may be restarted
-        automatically. Checkpoints with the same samples are replaced by the new one, unless their
-        metric is better.
-        """
-        whole, of_this_job, job = {}, set(), job_name()
-        for saved in files.checkpoints_in(self.folder):
-            facts = self._manifests.of(saved)
-            if facts is None:  # damaged or of another format: neither counted nor removed
-                continue
-            whole[saved], its_job = facts
-            if its_job == job:
-                of_this_job.add(saved)
-        samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
-        same_samples = {
-            saved for saved in whole if samples[saved] == samples[path] and saved != path
-        }
-        replaced = {saved for saved in same_samples if not _is_better(whole[saved], whole[path])}
-        remaining, kept = [saved for saved in whole if saved not in replaced], {path}
-        for group in (remaining, [saved for saved in remaining if saved in of_this_job]):
-            rated = [saved for saved in group if whole[saved] is not None]
-            kept |= {*group[-self.keep :]}
-            kept |= {*sorted(rated, key=lambda saved: (whole[saved], -samples[saved]))[:1]}
-        for saved in whole.keys() - kept:
-            files.remove(saved)
 
     def _attempt(
         self, work: Any, otherwise: str = "no checkpoint could be written to"
@@ -367,90 +334,6 @@ class Checkpoints:
             return work(), None
         except Exception as error:
             return None, f"{otherwise} {str(self.folder)!r}: {line_of(error)}"
-
-
-class KnownManifests:
-    """The metric and the job of checkpoints, by their manifests. Local.
-
-    A manifest is read if this process has not written it, and again if it has changed.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, int], Rating | None]] = {}
-
-    def add(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Add a checkpoint that was just written."""
-        self._known[path] = self._version(path), (manifest["metric"], manifest.get("job"))
-
-    def of(self, path: Path) -> Rating | None:
-        """Return metric and job of a checkpoint; None if it is damaged or of another format."""
-        try:
-            version = self._version(path)
-            if path not in self._known or self._known[path][0] != version:
-                self._known[path] = version, None
-                self.add(path, files.read_manifest(path))
-        except (OSError, UserError):
-            return None
-        return self._known[path][1]
-
-    @staticmethod
-    def _version(path: Path) -> tuple[int, int]:
-        status = (path / files.MANIFEST).stat()
-        return status.st_mtime_ns, status.st_size
-
-
-def _add_pending(folder: Path, writing: InBackground[Path]) -> None:
-    with _pending_lock:
-        known = _pending_writes[folder.resolve()]
-        known[:] = [other for other in known if not other.done or other.failed] + [writing]
-
-
-def _remove_pending(writing: InBackground[Path]) -> None:
-    with _pending_lock:
-        for folder, known in list(_pending_writes.items()):
-            known[:] = [other for other in known if other is not writing]
-            if not known:
-                del _pending_writes[folder]
-
-
-def wait_for_pending_writes(path: Path) -> SharedProblem | None:
-    """Wait for all background writes of this process that concern a path. Local.
-
-    Args:
-        path: a checkpoint, a folder of checkpoints, or a run's folder.
-    Returns:
-        The errors of these writes, if not yet reported.
-    Raises:
-        Exception: a write failed by an error other than `UserError`.
-    """
-    resolved = path.resolve()
-    with _pending_lock:
-        folders = (resolved, resolved.parent, resolved / files.CHECKPOINTS)
-        concerned = [writing for folder in folders for writing in _pending_writes.get(folder, ())]
-    problems: dict[str, None] = {}
-    for writing in concerned:
-        reported = writing.done and not writing.failed
-        error = writing.error()
-        _remove_pending(writing)
-        if reported:
-            continue
-        if isinstance(error, UserError):
-            problems[str(error)] = None
-        elif error is not None:
-            raise error
-    return SharedProblem("; ".join(problems)) if problems else None
-
-
-def compatibility_facts(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that must be equal in a learner and in a checkpoint to load."""
-    parameters = learner.parameters
-    return {
-        "algorithm": _options(learner.algorithm),
-        "optimizer": _options(learner.local_step.optimizer),
-        "layout": {name: list(shape) for name, shape in parameters.shapes.items()},
-        "dtype": str(parameters.dtype),
-        "facts": {name: repr(value) for name, value in facts.items()},
-    }
 
 
 def paths_of(folder: Path) -> tuple[str, str]:
@@ -475,18 +358,8 @@ def folder_difference(places: Sequence[tuple[str, str]], comm: Communicator) -> 
     )
 
 
-def _is_better(metric: float | None, other: float | None) -> bool:
-    return metric is not None and (other is None or metric < other)
-
-
 def _metric(metric: Any) -> float | None:
     """Check a metric. Return None if it cannot be compared."""
     if isinstance(metric, bool) or not isinstance(metric, Real):
         raise UserError(f"metric={metric!r} must be a number or None")
     return float(metric) if math.isfinite(metric) else None
-
-
-def _options(options: Any) -> dict[str, Any]:
-    """Return the class name of a dataclass of options, and the `repr` of each option."""
-    values = {name: repr(value) for name, value in values_of(options).items()}
-    return {"name": type(options).__name__, "options": values}
