@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from .document import ATOMIC, Writer
+from .document import Writer
+from .tags import ATOMIC
 from .vectors import TENSORS
-
-Path = tuple[Any, ...]
 
 
 class Entries:

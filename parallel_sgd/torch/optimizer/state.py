@@ -24,8 +24,9 @@ from ...validation import line_of, shown
 from ..arrays import checksum_of
 from ..module import FlatModule, plain_name
 from .comparable import comparable
-from .document import ATOMIC, PartOfVector, Reader, Writer, mapped, program_values
+from .document import Reader, Writer, program_values
 from .entries import Entries
+from .tags import ATOMIC, PartOfVector, mapped
 from .vectors import OptimizerVectors
 
 Array = Any  #: a NumPy or CuPy array
