@@ -20,19 +20,17 @@ from ...errors import UserError
 from ...optimizers import OptimizerState
 from ...second_moment import require_correction
 from ...state import across, workspace
-from ...validation import line_of, shown
+from ...validation import shown
 from ..arrays import checksum_of
-from ..module import FlatModule, plain_name
+from ..module import FlatModule
 from .comparable import comparable
 from .document import Reader, Writer, program_values
 from .entries import Entries
+from .state_dict import StateDicts, is_tensor, refill
 from .tags import ATOMIC, PartOfVector, mapped
 from .vectors import OptimizerVectors
 
 Array = Any  #: a NumPy or CuPy array
-
-SCHEDULED = ("initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr")
-"""Hyperparameters of a group that PyTorch's schedulers add."""
 
 
 @dataclass
@@ -50,6 +48,7 @@ class TorchOptimizerState(OptimizerState):
         document: of the rest of the ``state_dict()``, including the parameter groups.
         optimizer, module: the live objects behind this state.
         vectors: keeps tensors of the state in `buffers`.
+        state_dicts: reads and loads the optimizer's ``state_dict()``.
         known: the latest documents of the parameters' states.
         initial: the initial state, as returned by `copied`.
         own: values set by the program in parameter groups that no checkpoint can hold.
@@ -67,6 +66,7 @@ class TorchOptimizerState(OptimizerState):
     optimizer: Any = workspace(default=None)
     module: FlatModule = workspace(default=None)
     vectors: OptimizerVectors = workspace(default=None)
+    state_dicts: StateDicts = workspace(default=None)
     known: Entries = workspace(default=None)
     initial: Any = workspace(default=None)
     own: dict[Any, str] = workspace(default_factory=dict)
@@ -77,6 +77,7 @@ class TorchOptimizerState(OptimizerState):
         """Return the present state of an optimizer, possibly from earlier training. Local."""
         state = cls(optimizer=optimizer, module=module)
         state.vectors = OptimizerVectors(optimizer, module, state.buffers)
+        state.state_dicts = StateDicts(optimizer, module, state.vectors)
         state.own = program_values(optimizer.state_dict())
         names = {p: name for name, p in module.tensors.items()}
         state.known = Entries(lambda: Writer(state.vectors.part_of, names, state.own))
@@ -122,7 +123,9 @@ class TorchOptimizerState(OptimizerState):
             UserError: on all ranks: a state has a type that no checkpoint can hold, or the
                 optimizer rejects the state.
         """
-        if not self._names_by_number(self.optimizer.state_dict()):  # all state in one object
+        if not self.state_dicts.names_by_number(
+            self.optimizer.state_dict()
+        ):  # all state in one object
             begun = begun | begun.any(axis=1, keepdims=True)
             if begun.all():
                 return
@@ -149,15 +152,15 @@ class TorchOptimizerState(OptimizerState):
         state_dict = self._read({**saved, "entries": entries}, self.vectors.part)
         if any(self._begun()):
             present, state = self.optimizer.state_dict(), state_dict["state"]
-            numbers = self._names_by_number(present)
+            numbers = self.state_dicts.names_by_number(present)
             state = {n: state[n] for n, name in numbers.items() if name in entries}
             state_dict = {**present, "state": {**present["state"], **state}}
-        self._load(state_dict, keep_dtypes=True)
+        self.state_dicts.load(state_dict, keep_dtypes=True)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Record changes of parameter groups by the optimizer's step in a `with` block."""
-        groups = self._groups()
+        groups = self.state_dicts.groups()
         sizes, before = [*map(len, groups)], [*_values_of(groups)]
         yield
         if sizes == [*map(len, groups)] and all(map(is_, before, _values_of(groups))):
@@ -193,7 +196,7 @@ class TorchOptimizerState(OptimizerState):
         """
         self.vectors.update()
         packed, what = self.optimizer.state_dict(), f"{type(self.optimizer).__name__}.state_dict()"
-        names, states = self._names_by_number(packed), dict[str, Any]()
+        names, states = self.state_dicts.names_by_number(packed), dict[str, Any]()
         if names:
             state = packed["state"]
             states = {
@@ -248,22 +251,22 @@ class TorchOptimizerState(OptimizerState):
             return _copy_of(value, path)
 
         present = self._group_values()
-        self._load(mapped(copied["state_dict"], leaf), keep_dtypes=True)
-        for number, group in enumerate(self._groups()):
+        self.state_dicts.load(mapped(copied["state_dict"], leaf), keep_dtypes=True)
+        for number, group in enumerate(self.state_dicts.groups()):
             back = copied["groups"][number]
             values = {k: v for k, v in present[number].items() if not restores(number, k, v)}
             values |= {k: v for k, v in back.items() if restores(number, k, v)}
-            _refill(group, {k: v.clone() if _is_tensor(v) else v for k, v in values.items()})
+            refill(group, {k: v.clone() if is_tensor(v) else v for k, v in values.items()})
 
     def _changed_by_steps(self, number: int, key: Any, value: Any) -> bool:
         changed = number < len(self.changed) and key in self.changed[number]
-        return changed or (_is_tensor(value) and key != "lr")
+        return changed or (is_tensor(value) and key != "lr")
 
     def _group_values(self) -> list[dict[str, Any]]:
         """Return the values of each parameter group, with copies of tensors."""
         return [
-            {k: v.detach().clone() if _is_tensor(v) else v for k, v in group.items()}
-            for group in self._groups()
+            {k: v.detach().clone() if is_tensor(v) else v for k, v in group.items()}
+            for group in self.state_dicts.groups()
         ]
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
@@ -295,12 +298,12 @@ class TorchOptimizerState(OptimizerState):
 
         try:
             packed = self._read(saved, part)
-            self._require_equal(packed)
+            self.state_dicts.require_equal(packed)
         except UserError as error:
             raise UserError(f"has a state of the optimizer that {error}") from None
         kept = self.copied({})
         try:  # only the optimizer can check its own state
-            self._call_load_state_dict(packed)
+            self.state_dicts.call_load_state_dict(packed)
         finally:
             self._restore(kept, lambda *_: True)
 
@@ -308,7 +311,7 @@ class TorchOptimizerState(OptimizerState):
         """Load a checkpoint's state into PyTorch's optimizer."""
         fields = {name: getattr(self, name) for name in ("values", "contents", "entries")}
         saved = {"document": self.document, **fields}
-        self._load(self._read(saved, self.vectors.part), keep_dtypes=False)
+        self.state_dicts.load(self._read(saved, self.vectors.part), keep_dtypes=False)
 
     def _read(self, saved: Mapping[str, Any], part: Any) -> Any:
         """Return the ``state_dict()`` of a checkpoint.
@@ -323,9 +326,11 @@ class TorchOptimizerState(OptimizerState):
         packed = reader.value(saved["document"])
         if not saved["entries"]:
             return packed
-        own = self._names_by_number(present)
+        own = self.state_dicts.names_by_number(present)
         fits = own and isinstance(packed, dict) and isinstance(packed.get("state"), dict)
-        numbers = {name: number for number, name in self._names_by_number(packed).items()}
+        numbers = {
+            name: number for number, name in self.state_dicts.names_by_number(packed).items()
+        }
         if not fits or not numbers:
             raise UserError("has other parameter groups than this optimizer")
         state = {}
@@ -337,164 +342,9 @@ class TorchOptimizerState(OptimizerState):
             state[numbers[name]] = reader.value(document)
         return {**packed, "state": state | packed["state"]}
 
-    def _names_by_number(self, packed: Any) -> dict[int, str]:
-        """Return the parameters' names by their numbers in a ``state_dict()`` of PyTorch's form.
-        Return an empty dictionary for any further form, or if the lengths of its groups differ from
-        the optimizer's.
-        """
-        if not isinstance(packed, dict) or not isinstance(packed.get("state"), dict):
-            return {}
-        groups = packed.get("param_groups")
-        held = [group["params"] for group in self.optimizer.param_groups]
-        if not isinstance(groups, list) or len(groups) != len(held):
-            return {}
-        names = {p: plain_name(name) for name, p in self.module.module.named_parameters()}
-        numbered: dict[int, str] = {}
-        for group, parameters in zip(groups, held, strict=True):
-            numbers = group.get("params") if isinstance(group, dict) else None
-            if not isinstance(numbers, list) or len(numbers) != len(parameters):
-                return {}
-            for number, p in zip(numbers, parameters, strict=True):
-                if type(number) is not int:
-                    return {}
-                numbered[number] = names.get(p, f"parameter {number} of the optimizer")
-        return numbered
-
-    def _require_equal(self, packed: Any) -> None:
-        """Check that a checkpoint's ``state_dict()`` fits this optimizer. Hyperparameters may
-        differ, as ``load_state_dict()`` allows.
-        """
-        present = self.optimizer.state_dict()
-        if type(packed) is not type(present):
-            raise UserError(f"is {shown(packed)}")
-        if not self._names_by_number(present):
-            return
-        if not self._names_by_number(packed):
-            raise UserError("has other parameter groups than this optimizer")
-        for i, (saved, own) in enumerate(
-            zip(packed["param_groups"], present["param_groups"], strict=True)
-        ):
-            for odd in sorted(key for key in SCHEDULED if (key in saved) != (key in own)):
-                has = "has" if odd in saved else "lacks"
-                raise UserError(
-                    f"{has} the hyperparameter {i}.{odd}, unlike this optimizer (schedulers add "
-                    "it: make them before load_checkpoint)"
-                )
-            for key, value in own.items():
-                if key in saved and _is_number(value) and not _may_replace(saved[key]):
-                    raise UserError(
-                        f"has {shown(saved[key])} for {i}.{key}, which is {shown(value)} in this "
-                        "optimizer"
-                    )
-
-    def _load(self, state_dict: Any, *, keep_dtypes: bool) -> None:
-        """Load a ``state_dict()`` into the optimizer.
-
-        Args:
-            state_dict: in the optimizer's form.
-            keep_dtypes: whether tensors keep their dtypes, too. PyTorch would cast to the
-                parameters' dtype.
-        """
-        for p, p_state in self._call_load_state_dict(state_dict).items():
-            states = [o.state[p] for o in self.vectors.owners if p in o.state]
-            for key, value in p_state.items() if states else ():
-                now = states[0].get(key)
-                cast = _is_tensor(value) and _is_tensor(now) and value.dtype != now.dtype
-                if (keep_dtypes and cast) or not _has_tensors(value):
-                    states[0][key] = value
-        self.vectors.move()
-
-    def _call_load_state_dict(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
-        """Call ``load_state_dict()``, and keep the dictionaries of parameter groups the same
-        objects, since schedulers hold references.
-
-        Returns:
-            The states in `state_dict`, by parameter.
-        Raises:
-            UserError: ``load_state_dict()`` fails.
-        """
-        held = [
-            (o, groups, [*groups])
-            for o in self.vectors.optimizers
-            if isinstance(groups := vars(o).get("param_groups"), list)
-        ]
-        given, state_dict = self._split_states(state_dict)
-        try:
-            self.optimizer.load_state_dict(state_dict)
-        except Exception as error:
-            raise UserError(
-                f"has a state of the optimizer that {type(self.optimizer).__name__}"
-                f".load_state_dict() rejects: {type(error).__name__}: {line_of(error)}"
-            ) from error
-        finally:
-            for one, groups, dictionaries in held:
-                _restore_group_dicts(one, groups, dictionaries)
-        return given
-
-    def _split_states(self, state_dict: Any) -> tuple[dict[Any, dict[Any, Any]], Any]:
-        """Return the states by parameter, and the ``state_dict()`` without NumPy arrays in its
-        states. ``load_state_dict()`` would take NumPy arrays for containers of tensors.
-        """
-        numbers = self._names_by_number(state_dict)
-        if not numbers:
-            return {}, state_dict
-        held = [p for group in self.optimizer.param_groups for p in group["params"]]
-        given = {
-            p: state_dict["state"][number]
-            for number, p in zip(numbers, held, strict=True)
-            if isinstance(state_dict["state"].get(number), dict)
-        }
-        without = {
-            number: {k: v for k, v in p_state.items() if not isinstance(v, np.ndarray)}
-            if isinstance(p_state, dict)
-            else p_state
-            for number, p_state in state_dict["state"].items()
-        }
-        return given, {**state_dict, "state": without}
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """Return the dictionaries of all parameter groups, including those of nested optimizers."""
-        lists = [vars(one).get("param_groups", []) for one in self.vectors.optimizers]
-        if len(lists) == 1:
-            return [*lists[0]]
-        return [*{id(group): group for groups in lists for group in groups}.values()]
-
 
 def _values_of(groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, groups))
-
-
-def _restore_group_dicts(
-    optimizer: Any, groups: list[dict[str, Any]], dictionaries: Sequence[dict[str, Any]]
-) -> None:
-    """Move the contents of new parameter groups from ``load_state_dict()`` into the former
-    dictionaries, in the former list.
-    """
-    made = vars(optimizer)["param_groups"]
-    if len(made) != len(dictionaries):
-        return
-    for old, new in zip(dictionaries, made, strict=True):
-        if old is not new:
-            _refill(old, dict(new))
-    groups[:] = dictionaries
-    optimizer.param_groups = groups
-
-
-def _refill(group: dict[str, Any], values: dict[str, Any]) -> None:
-    """Replace a group's values. A tensor is copied in place if possible: a program may hold a
-    rate.
-    """
-    for key, value in values.items():
-        had: Any = group.get(key)
-        tensors = _is_tensor(value) and _is_tensor(had)
-        if tensors and (had.shape, had.dtype) == (value.shape, value.dtype):
-            values[key] = had.copy_(value)
-    group.clear()
-    group.update(values)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _copy_of(value: Any, path: Any) -> Any:
@@ -503,25 +353,6 @@ def _copy_of(value: Any, path: Any) -> Any:
     """
     same = "param_groups" in path or isinstance(value, defaultdict)
     return value if same else copy.deepcopy(value)
-
-
-def _has_tensors(value: Any) -> bool:
-    """Return whether a value is or contains a tensor."""
-    if isinstance(value, dict):
-        return any(map(_has_tensors, value.values()))
-    if isinstance(value, list | tuple | set):
-        return any(map(_has_tensors, value))
-    return _is_tensor(value)
-
-
-def _is_number(value: Any) -> bool:
-    plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return plain or (isinstance(value, torch.Tensor) and value.numel() == 1)
-
-
-def _may_replace(value: Any) -> bool:
-    """Return whether an optimizer may have a value in place of a number."""
-    return value is None or isinstance(value, bool) or _is_number(value)
 
 
 def state_fingerprint(optimizer: Any) -> dict[str, str]:
