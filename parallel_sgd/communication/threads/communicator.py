@@ -62,10 +62,8 @@ class ThreadWorld:
         self._meetings = 0  # completed meetings
         self._entered = [0] * size  # meetings entered by each rank
         self._arrived = 0  # ranks in the present meeting
-        self._aborted = False
         self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
-        self._revoked = False
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
@@ -84,9 +82,9 @@ class ThreadWorld:
                 ranks = [self.ranks[member] for member in members]
                 subworld = ThreadWorld(len(members), self.timeout_s, (self, ranks))
                 self._subworlds[number, group] = subworld
-                if self._aborted:
+                if self.mailbox.aborted:
                     subworld.abort()
-                if self._revoked:
+                if self.mailbox.revoked:
                     subworld.revoke()
             return self._subworlds[number, group]
 
@@ -112,8 +110,8 @@ class ThreadWorld:
                 return
 
             def decided() -> bool:
-                over = self._meetings > number or self._revoked
-                return over or self._aborted or bool(self._missing(number))
+                over = self._meetings > number or self.mailbox.revoked
+                return over or self.mailbox.aborted or bool(self._missing(number))
 
             in_time = self._changed.wait_for(decided, min(self.timeout_s, REPORT_PROBLEM_AFTER_S))
             if not in_time and problem:
@@ -128,7 +126,7 @@ class ThreadWorld:
                 return
             self._require_no_failure(name)
             waits = f"rank {self.ranks[rank]} waits in {name}"
-            if self._aborted:
+            if self.mailbox.aborted:
                 raise RankFailed(f"{waits} for a rank that failed")
             if missing := self._missing(number):
                 raise UserError(waiting_for_finished(missing, waits))
@@ -139,16 +137,12 @@ class ThreadWorld:
             )
 
     def _require_no_failure(self, name: str) -> None:
-        if self._revoked:
+        if self.mailbox.revoked:
             raise RanksLost(f"a rank has failed: found in {name}")
 
     def revoke(self) -> None:
         """Report a failed rank to every waiting rank, also in subworlds."""
-        for world in self._all():
-            with world._changed:
-                world._revoked = True
-                world._changed.notify_all()
-            world.mailbox.revoke()
+        self._wake(revoked=True)
 
     def _missing(self, number: int) -> list[int]:
         """Return the ranks that finished before this meeting."""
@@ -158,10 +152,7 @@ class ThreadWorld:
     def leave(self, rank: int) -> None:
         """Record a finished rank of this (whole) world, and wake all waiting ranks."""
         self.finished.add(rank)
-        for world in self._all():
-            with world._changed:
-                world._changed.notify_all()
-            world.mailbox.wake()
+        self._wake()
 
     def close(self) -> bool:
         """Count a closed communicator. Return True for the last rank."""
@@ -176,11 +167,15 @@ class ThreadWorld:
 
     def abort(self) -> None:
         """Make every waiting rank fail, also in subworlds."""
+        self._wake(aborted=True)
+
+    def _wake(self, **flags: bool) -> None:
+        """Set flags of the mailboxes here and in subworlds, and wake all waiting ranks."""
         for world in self._all():
-            with world._changed:
-                world._aborted = True
+            with world._changed, world.mailbox.changed:
+                vars(world.mailbox).update(flags)
                 world._changed.notify_all()
-            world.mailbox.abort()
+                world.mailbox.changed.notify_all()
 
     def _all(self) -> list[ThreadWorld]:
         """Return this world and all its subworlds."""

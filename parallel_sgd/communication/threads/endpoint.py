@@ -64,21 +64,6 @@ class Mailbox:
         """Return peers with finished programs: no new messages come from these."""
         return [peer for peer in peers if self.ranks[peer] in self._finished]
 
-    def wake(self) -> None:
-        """Wake all waiting threads to check again."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def abort(self) -> None:
-        with self.changed:
-            self.aborted = True
-            self.changed.notify_all()
-
-    def revoke(self) -> None:
-        with self.changed:
-            self.revoked = True
-            self.changed.notify_all()
-
 
 class MailboxWaits:
     """Bounded waits of a thread for messages, at most `timeout_s` each."""
