@@ -113,30 +113,26 @@ class MpiMessages(Messages):
         self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
     ) -> None:
         """Begin to send or receive. Long arrays travel as several messages, in order."""
-        if array.size <= self.most_values:
-            self._post(begin, array, peer, tag, then)
-            return
-        pieces = pieces_of(array, self.most_values)
-        left = len(pieces)
-
-        def ended() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                then()
-
-        for piece in pieces:
-            self._post(begin, piece, peer, tag, ended)
-
-    def _post(
-        self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
-    ) -> None:
         try:
-            self._requests.append(begin(array, peer, tag))
+            if array.size <= self.most_values:
+                self._requests.append(begin(array, peer, tag))
+                self._then.append(then)
+                return
+            pieces = pieces_of(array, self.most_values)
+            left = len(pieces)
+
+            def ended() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    then()
+
+            for piece in pieces:
+                self._requests.append(begin(piece, peer, tag))
+                self._then.append(ended)
         except MPI.Exception as error:
             self._watched.raise_rank_failure(error, "messages")
             raise
-        self._then.append(then)
 
     def _staging_of(self, array: Array) -> Staging:
         if self._staging is None:
