@@ -32,7 +32,7 @@ class _Starter(NamedTuple):
     name: str  #: empty if only the variables are known
     size: str
     ranks: tuple[str, ...]  #: at least one must be set for `size` to count
-    mark: str = ""  #: variable set only by this launcher; without one a shell may set the others
+    mark: str = ""  #: variable set only by this launcher; a shell may set those above
 
 
 _STARTERS = (

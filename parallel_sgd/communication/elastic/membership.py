@@ -161,7 +161,7 @@ class Rendezvous:
         for peer, rank in enumerate(self._known):
             if rank != self._rank:
                 with contextlib.suppress(RanksLost), _failures:
-                    # bounded: so short that it needs nobody
+                    # bounded: so short that no receiver is needed
                     self._comm.Send(own, peer, _FINISHED)
 
     def _wait(self) -> MPI.Intracomm | None:
@@ -173,7 +173,7 @@ class Rendezvous:
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
         timeout_s = self._watched.timeout_s
         eviction = PeriodicEviction(timeout_s)
-        # bounded: for as long as others train; PeriodicEviction ends those that are stopped
+        # bounded: while ranks train; PeriodicEviction ends stopped ranks
         while not self._all_finished():
             backoff.pause()
             if killed := eviction.evict_when_due():
@@ -193,7 +193,7 @@ class Rendezvous:
 
     def _receive_finished(self) -> None:
         with _failures:
-            # bounded: for as long as others train; PeriodicEviction ends those that are stopped
+            # bounded: while ranks train; PeriodicEviction ends stopped ranks
             while self._comm.Iprobe(MPI.ANY_SOURCE, _FINISHED):
                 sender = np.empty(1, np.int64)
                 # bounded: it is here, and short

@@ -333,4 +333,4 @@ def _tell_slurm() -> None:
             timeout=_SLURM_S,
         )
         if answer.returncode == 0:
-            time.sleep(_SLURM_S)  # this rank is killed with the others
+            time.sleep(_SLURM_S)  # this rank is killed with all ranks

@@ -180,7 +180,7 @@ class FinishProtocol:
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():
                 self._send(rank, None)
-            # bounded: short messages, which need nobody
+            # bounded: short messages, sent without a receiver
             MPI.Request.Waitall([request for request, _ in self._sending])
             self._done = True
 

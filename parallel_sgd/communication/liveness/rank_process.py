@@ -65,7 +65,8 @@ def claim_world() -> None:
         raise UserError(
             f"Communicator.world() must be called in the process of a rank: rank "
             f"{launched_rank() or 0} is process {process}, which has made the world and then "
-            f"started process {os.getpid()}. Communicator.single() is for work of that one alone"
+            f"started process {os.getpid()}. Use Communicator.single() for work of that "
+            "process alone"
         )
     _process = os.getpid()
     if launched:

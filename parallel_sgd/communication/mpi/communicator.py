@@ -266,20 +266,20 @@ class MpiCommunicator(Communicator):
             return array
         stream = xp.cuda.get_current_stream()
         if self._cuda_aware:
-            # bounded: this rank's GPU: the others wait, and end the job
+            # bounded: this rank's GPU: waiting ranks end the job
             stream.synchronize()
             return array
         host = pinned_like(array)
         if read:
             array.get(stream=stream, out=host)
-            # bounded: this rank's GPU: the others wait, and end the job
+            # bounded: this rank's GPU: waiting ranks end the job
             stream.synchronize()
         return host
 
     def _return(self, host: Array, array: Array) -> None:
         if host is not array:
             array.set(host)
-            # bounded: this rank's GPU: the others wait, and end the job
+            # bounded: this rank's GPU: waiting ranks end the job
             array_module(array).cuda.get_current_stream().synchronize()
 
 

@@ -35,16 +35,16 @@ if not select.select([0], [], [], float(timeout_s))[0]:
             late = [line for line in lines if not line.waits_since]
             if late:
                 names = ", ".join(f"{line.rank} (pid {line.process})" for line in late)
-                text = f"[rank {rank}] parallel_sgd: not there, on this host: rank {names}"
+                text = f"[rank {rank}] parallel_sgd: not arrived, on this host: rank {names}"
                 print(text, file=sys.stderr, flush=True)
             waiting = [line.rank for line in lines if line.waits_since]
             if int(rank) == min(waiting, default=-1):
                 for line in lines:
                     line.signal(board.SHOW_STACKS)
-    except OSError:  # a full disk, say: what is to be said is worth no hang
+    except OSError:  # for example a full disk: no message is worth a hang
         pass
-    finally:  # whatever there was to say
-        time.sleep(float(grace_s))  # for the others that wait too, to say so
+    finally:
+        time.sleep(float(grace_s))  # further waiting ranks print their messages meanwhile
         os.kill(int(pid), signal.SIGKILL)
 """
 

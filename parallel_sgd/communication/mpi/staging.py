@@ -194,5 +194,5 @@ def _place(array: Array) -> tuple[int, int, Any]:
 
 def _wait_for(receiving: deque[tuple[Event, HostArray]]) -> None:
     for event, _ in receiving:
-        # bounded: this rank's GPU: the others wait, and end the job
+        # bounded: this rank's GPU: waiting ranks end the job
         event.synchronize()
