@@ -24,21 +24,22 @@ def on_ranks(*arguments: str, ranks: int = RANKS, script: str = TRAIN) -> tuple[
 @pytest.mark.any_mpi
 def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
     code, output = on_ranks(
-        *["--gradient-bits", "1", "--hidden", "256", "--epochs", "30", "--lr", "0:0.3,30000:0.05"],
+        *["--gradient-bits", "1", "--hidden", "256", "--epochs", "20", "--lr", "0:0.3,20000:0.05"],
         *["--compare-serial", "--output", "run"],
+        ranks=2,
     )
     assert code == 0, output
-    assert f"{RANKS} ranks" in output
+    assert "2 ranks" in output
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    ours, serial = summary[f"{RANKS} ranks, 1 bit"], summary["serial SGD, same seed"]
-    assert ours["samples"] == serial["samples"] == 30 * 1438
+    ours, serial = summary["2 ranks, 1 bit"], summary["serial SGD, same seed"]
+    assert ours["samples"] == serial["samples"] == 20 * 1438
     assert abs(ours["test_loss"] - serial["test_loss"]) < 0.01
     assert ours["test_accuracy"] >= 0.96
     assert serial["bytes_sent"] == 0
     assert 25 < summary["bytes_in_32_bit"] / ours["bytes_sent"] < 32
 
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == list(range(1, 31))
+    assert [line["epoch"] for line in lines] == list(range(1, 21))
     assert lines[-1] == ours
     assert lines[-1]["train_loss"] < lines[0]["train_loss"] / 10
     with np.load(folder / "run" / "model.npz", allow_pickle=False) as model:

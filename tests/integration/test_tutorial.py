@@ -78,7 +78,8 @@ def alike(line: str, printed: str) -> bool:
 
 def words_of(command: str) -> list[str]:
     """A command as it is run here."""
-    for ranks, options in ((f"{HOSTS} train.py", ""), (FOUR, " --gradient-bits")):
+    with_options = [(FOUR, f" --{name}") for name in ("gradient-bits", "checkpoint-every")]
+    for ranks, options in ((f"{HOSTS} train.py", ""), *with_options):
         threads = f"parallel-sgd simulate -n 4{ranks.partition('train.py')[2]}{options}"
         command = command.replace(f"{ranks}{options}", threads)
     program, *arguments = shlex.split(command)
