@@ -199,7 +199,7 @@ def test_misuse(run):
         ({"outputs": -1}, "outputs=-1 must be a whole number, at least 1"),
         ({"task": "flying"}, "task='flying' must be one of"),
         ({"class_names": [1]}, r"class_names=\[1\] must be a list of texts"),
-        ({"outputs": 4}, r"is of another model: its parameter W2 is \[8, 3\], and here \[8, 4\]"),
+        ({"outputs": 4}, r"is of another model: its parameter W2 is \[8, 3\], but here \[8, 4\]"),
     ]:
         before = Path("run/options.json").read_text()
         edited(change)
