@@ -161,8 +161,23 @@ def images(suffix: str, size: int = 2) -> Callable[..., Paths]:
 
 STREAMS = {"x": {"dense": 2}, "y": {"sparse": 3, "one_hot": True}}
 CSV = lines("d.csv", "{x},{x},{y}\n", "a,b,y\n")
-TABLE_OPTIONS = ("x", "y", "most_bytes")
 CSV_OPTIONS = ("x", "y", "names", "delimiter", "header")
+
+
+def column_files(name: str, kind: str, empty: str, magic: bytes, both: Callable[..., Any]) -> Row:
+    return Row(
+        columns_named(name),
+        kind,
+        "closed",
+        empty,
+        {"most_bytes": 100},
+        ("x", "y", "most_bytes"),
+        broken=(magic, b"nothing at all, but longer than 8 bytes"),
+        columns=lambda path, table: write_columns(path.with_suffix(f".{kind}"), table),
+        both=both,
+        package=("pyarrow", "arrow"),
+    )
+
 
 TABLE: dict[str, Row] = {
     "npy": Row(write_arrays, "npy", "open", "is not a well-formed .npy array"),
@@ -172,29 +187,11 @@ TABLE: dict[str, Row] = {
     ),
     "idx": Row(idx(""), "idx", "open", "is not an IDX file"),
     "idx, compressed": Row(idx(".gz"), "idx", "memory", "is not an IDX file"),
-    "parquet": Row(
-        columns_named("d.Parquet"),
-        "parquet",
-        "closed",
-        "is not a well-formed Parquet file",
-        {"most_bytes": 100},
-        TABLE_OPTIONS,
-        broken=(b"PAR1", b"nothing at all, but longer than 8 bytes"),
-        columns=lambda path, table: write_columns(path.with_suffix(".parquet"), table),
-        both=data.parquet_parts,
-        package=("pyarrow", "arrow"),
+    "parquet": column_files(
+        "d.Parquet", "parquet", "is not a well-formed Parquet file", b"PAR1", data.parquet_parts
     ),
-    "arrow": Row(
-        columns_named("d.feather"),
-        "arrow",
-        "closed",
-        "is not (a well-formed|an Arrow file)",
-        {"most_bytes": 100},
-        TABLE_OPTIONS,
-        broken=(b"ARROW1\0\0", b"nothing at all, but longer than 8 bytes"),
-        columns=lambda path, table: write_columns(path.with_suffix(".arrow"), table),
-        both=data.arrow_parts,
-        package=("pyarrow", "arrow"),
+    "arrow": column_files(
+        "d.feather", "arrow", "is not an? (well-formed )?Arrow file", b"ARROW1\0\0", data.arrow_parts
     ),
     "csv": Row(
         CSV,
