@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parallel_sgd.data import Clicks, Source, clicks
+from parallel_sgd.data import Clicks, clicks
 from parallel_sgd.errors import UserError
 
 
@@ -13,9 +13,6 @@ def test_samples_are_functions_of_their_number_and_the_seed():
     data = Clicks(1000, 5, seed=3)
     x, y = data.arrays()
     assert x.dtype == np.int64 and x.shape == (1000, 5) and y.dtype == np.int64
-    some = np.random.default_rng(0).integers(1000, size=50)
-    found_x, found_y = data.read(some)
-    assert (found_x == x[some]).all() and (found_y == y[some]).all()
     later = Clicks(400, 5, seed=3, first=600)
     assert (later.arrays()[0] == x[600:]).all() and (later.arrays()[1] == y[600:]).all()
     assert (later.probabilities(np.arange(400)) == data.probabilities(np.arange(600, 1000))).all()
@@ -105,19 +102,6 @@ def test_training_and_test_share_the_weights_and_no_sample():
     whole = Clicks(1000, 3, seed=2)
     assert (test.arrays()[0] == whole.arrays()[0][750:]).all()
     assert len(clicks(100, test=7)[1]) == 7
-
-
-def test_a_source_gives_ids_whatever_its_dtype():
-    train, _ = clicks(100, test=20)
-    for dtype in (np.float32, None):
-        x, y = Source(train, minibatch_size=8, dtype=dtype).dataset.read(np.arange(3), dtype=dtype)
-        assert x.dtype == np.int64 and y.dtype == np.int64
-    with pytest.raises(UserError, match="dtype='int8' must be a float type"):
-        train.read(np.arange(2), dtype="int8")
-    with pytest.raises(UserError, match=r"^y\[\d+\] = 1 is out of range: must be from 0 to 0"):
-        train.arrays(classes=1)
-    x, y = train.read(np.arange(0))
-    assert x.shape == (0, 8) and y.shape == (0,)
 
 
 def test_bad_arguments_are_refused():
