@@ -372,5 +372,5 @@ class MinibatchLedger:
         if clock < end <= last:
             raise UserError(
                 f"the minibatches of a step must all begin before distributed_after={end}, or all "
-                f"after: they begin at {clock} to {last} samples"
+                f"after: these begin at {clock} to {last} samples"
             )
