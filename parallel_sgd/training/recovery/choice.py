@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import cast
 
 from .base import Recoverable, Recovery
+from .reassembly import ServedLearner
 from .rollback import Rollback
-from .server_failover import ServedLearner, ServerFailover
+from .server_failover import ServerFailover
 
 
 def recovery_of(

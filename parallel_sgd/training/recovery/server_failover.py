@@ -8,48 +8,21 @@ join become servers; if no server is left, each worker also serves a part.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from ...algorithms.asynchronous import DataParallelASGD
-from ...algorithms.asynchronous_state import DataParallelASGDState
 from ...communication import RanksChanged, retry
 from ...communication.stderr import write_stderr
 from ...errors import PeerFailure, RanksLost, SharedPeerFailure
 from ...kernels import array_module, on_host
-from ...optimizers import LocalStep
-from ...parameter_server import Assembled, Shard, WorkerProgress, assemble
-from ...parameter_server.roles import ServerGroup
+from ...parameter_server import Assembled, WorkerProgress, assemble
 from ...parameter_server.statistics import unpacked_statistics
 from ...state import Cause
-from ..consistency import ConsistencyCheck
-from ..minibatch_ledger import MinibatchLedger
-from .base import Reconfiguring, Recoverable
+from .base import Reconfiguring
+from .reassembly import RankShards, ServedLearner, require_rows, resume_client
 from .recovery_status import RecoveryStatus, ServedLosses, largest
 
 Result = TypeVar("Result")
-
-
-class ServedLearner(Recoverable, Protocol):
-    """The interface of a `Learner` with parameter servers for a failover."""
-
-    group: ServerGroup
-    algorithm: DataParallelASGD
-    state: DataParallelASGDState
-    local_step: LocalStep
-    bytes_sent: int
-    last_samples: int
-    consistency: ConsistencyCheck
-    ledger: MinibatchLedger
-
-    @property
-    def serves(self) -> bool: ...
-
-    def announce(self, samples: int, total: int) -> None: ...
 
 
 class ServerFailover(Reconfiguring):
@@ -68,9 +41,7 @@ class ServerFailover(Reconfiguring):
     def __init__(self, learner: ServedLearner, set_up: Callable[[], None]) -> None:
         super().__init__(learner, set_up)
         self._learner: ServedLearner
-        self._served = -1  # latest generation of servers with this rank
-        self._workers: tuple[int, ...] = ()  # of that generation, by original world rank
-        self._shards: list[Shard] = []  # the newest last
+        self._shards = RankShards(learner)
         self._model: Any = None  # [n], this rank's model during a recovery
         self._completed, self._began, self._leader, self._total = False, True, 0, 0
         self._calls = 0  # calls of `_retry` completed on this worker
@@ -83,11 +54,11 @@ class ServerFailover(Reconfiguring):
         self._generation = self._learner.world.generation
         if self._generation:  # this rank joins a job that has trained already
             if not self._learner.serves:  # a new worker's client knows no servers
-                self._served = -1
+                self._shards.generation = -1
             self._rejoin()
             self._resume()
         else:
-            self._record_shard()
+            self._shards.record(self._generation)
         self._learner.state.set_retry(self._retry_request)
 
     # Verbs.
@@ -259,14 +230,14 @@ class ServerFailover(Reconfiguring):
 
     def _status(self) -> RecoveryStatus:
         learner, state, world = self._learner, self._learner.state, self._learner.world
-        known = self._served >= 0
+        known = self._shards.generation >= 0
         progress = None
         if known and not learner.serves and not self._completed:
             client = state.client
             pushing = client.pending_push
             progress = WorkerProgress(
                 rank=world.world_ranks[world.rank],
-                generation=self._served,
+                generation=self._shards.generation,
                 versions=client.versions,
                 clock=client.clock if pushing is None else pushing.clock - 1,
                 samples=client.samples,
@@ -279,7 +250,7 @@ class ServerFailover(Reconfiguring):
             total=state.minibatch.total if state.minibatch else learner.last_samples,
             began=state.began or learner.serves,
             losses=self.losses if known else None,
-            workers=list(self._workers),
+            workers=list(self._shards.workers),
             calls=self._calls,
             statistics=statistics and [its.packed() for its in statistics],
         )
@@ -300,27 +271,28 @@ class ServerFailover(Reconfiguring):
         knows = progress[world.rank] is not None
         latest = state.pulled if knows else x
         copy = own if latest is x else on_host(latest)
-        whole = assemble(world, self._shards, progress, copy, state.buffers)
+        whole = assemble(world, self._shards.kept, progress, copy, state.buffers)
         begins = not whole.held and not any(progress)
         if begins:
             whole.vectors[0][...] = own
         else:
-            self._require_rows(whole)
+            require_rows(learner, whole)
         workers = [
             progress[rank] or WorkerProgress(world.world_ranks[rank], -1, [], 0, 0)
             for rank in learner.group.workers
         ]
-        tables = self._tables()
+        tables = self._shards.tables()
         state.connection.resume_from(whole.vectors, whole.counters(workers), tables)
         own = own if knows else whole.vectors[0]
         x[...] = array_module(x).asarray(own)
         if not learner.serves:
-            self._resume_client(whole, workers)
+            resume_client(learner, whole, workers)
         if not begins:
             self._count_losses(whole, min((s.workers for s in statuses if s.workers), key=len))
-        self._record_shard()
+        self._shards.record(self._generation)
         world.barrier()  # a rank past this point knows that all have recorded theirs
-        self._shards, self._model = self._shards[-1:], None
+        del self._shards.kept[:-1]
+        self._model = None
         here = [s.total for s in statuses if s.samples - s.total == learner.samples]
         self._total = 0 if learner.algorithm.asynchronous else max(here, default=0)
         self._began = all(status.began for status in statuses)
@@ -330,35 +302,6 @@ class ServerFailover(Reconfiguring):
         learner.state_replaced(Cause.RECOVERED)
         if not begins:
             self._print(whole)
-
-    def _resume_client(self, whole: Assembled, workers: list[WorkerProgress]) -> None:
-        """Set this worker's client to the versions and clocks of the new servers."""
-        learner, state = self._learner, self._learner.state
-        progress, client = workers[learner.comm.rank], state.client
-        pending = client.pending_push
-        if pending is not None:
-            pending.record_failure(
-                self._arrived(whole, workers, progress, pending.clock), whole.missing
-            )
-        client.clock, client.samples = progress.clock, whole.samples
-        client.versions = [max(0, whole.version - whole.lag(progress))] * client.servers
-        if state.base is not None and progress.generation < 0:
-            state.base[...] = self._learner.parameters.flat
-
-    def _arrived(
-        self, whole: Assembled, workers: list[WorkerProgress], own: WorkerProgress, clock: int
-    ) -> npt.NDArray[np.bool_]:
-        """Return a mask [n]: values of this worker's push, given by its clock, present on the
-        remaining servers."""
-        arrived = np.zeros(whole.missing.size, bool)
-        if not self._learner.algorithm.asynchronous and clock <= max(w.clock for w in workers):
-            arrived[:] = True  # a worker has the answer: its pulled model includes the round
-            return arrived
-        for facts in whole.held:
-            if facts.generation == own.generation and facts.clocks.get(own.rank, -1) >= clock:
-                for start, stop in facts.runs:
-                    arrived[start:stop] = True
-        return arrived & ~whole.missing
 
     def _resume(self) -> None:
         """Complete this worker's interrupted work. Collective over the workers."""
@@ -390,54 +333,6 @@ class ServerFailover(Reconfiguring):
             state.end_without_servers(table and [unpacked_statistics(its) for its in table])
         state.connection.end_without_servers()
         self._completed, self._model = True, None
-
-    def _record_shard(self) -> None:
-        """Record the part of the model served by this rank from now on."""
-        learner, world = self._learner, self._learner.world
-        connection, group = learner.state.connection, learner.group
-        ranks = world.world_ranks
-        self._served, self._workers = self._generation, tuple(ranks[k] for k in group.workers)
-        if connection.serves:
-            server = connection.server
-            self._shards.append(
-                Shard(
-                    self._generation,
-                    group.server,
-                    len(group.servers),
-                    connection.runs,
-                    self._workers,
-                    server.model,
-                    server.tables,
-                    self._workers,
-                )
-            )
-
-    def _require_rows(self, whole: Assembled) -> None:
-        """Refuse to continue if rows of tables are lost, or would have to move. Local, the same on
-        all ranks."""
-        learner = self._learner
-        if not learner.algorithm.tables:
-            return
-        servers = len(learner.group.servers)
-        had = Counter((facts.generation, facts.servers) for facts in whole.held)
-        if not any(count == of == servers for (_, of), count in had.items()):
-            raise SharedPeerFailure(
-                "a server has failed, and its rows of the tables are lost: run with checkpoints "
-                "and `parallel-sgd run --restarts`, which continues from the newest checkpoint"
-            )
-
-    def _tables(self) -> Any:
-        """Return this rank's served tables, renumbered for the present workers; None on a new
-        server."""
-        if not self._shards:
-            return None
-        ranks, held = self._learner.world.world_ranks, self._shards[-1]
-        now = [ranks[k] for k in self._learner.group.workers]
-        held.tables.renumber(
-            {k: now.index(rank) for k, rank in enumerate(held.pushers) if rank in now}
-        )
-        held.pushers = tuple(now)
-        return held.tables
 
     def _count_losses(self, whole: Assembled, workers: list[int]) -> None:
         learner, losses = self._learner, self.losses
