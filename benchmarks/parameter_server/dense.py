@@ -49,12 +49,7 @@ def measure(
         quiet_barrier()
         step_s = _alone(values) if comm.rank == 0 else 0.0
         updates = median_rates(comm, cases, rounds)
-    return {
-        "updates": updates,
-        "bytes": sent,
-        "step_s": step_s,
-        "where": where,
-    }
+    return {"updates": updates, "bytes": sent, "step_s": step_s, "where": where}
 
 
 def pushed_bytes(values: int) -> int:

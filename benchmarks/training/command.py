@@ -35,15 +35,7 @@ from parallel_sgd.command_line.units import bits_per_s
 
 from ..report import positive
 from .conductor import Conductor, Here, Hosts, conducted
-from .contenders import (
-    CONTENDERS,
-    PLAIN,
-    TIMED,
-    TIMED_MODULES,
-    TO_LOSS,
-    TO_LOSS_MODULES,
-    side,
-)
+from .contenders import CONTENDERS, PLAIN, TIMED, TIMED_MODULES, TO_LOSS, TO_LOSS_MODULES, side
 from .memory import measure_memory
 from .own_cost import own_costs
 from .step_times import measure_steps

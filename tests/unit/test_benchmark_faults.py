@@ -293,7 +293,7 @@ def test_what_grows_in_a_soak(tmp_path, capsys):
     assert all(one.flat for one in soak.growths(flat))
     leaks = sampled(lambda i: 100 + 0.2 * i, lambda i: 20 + i // 10)
     assert [one.quantity for one in soak.growths(leaks) if not one.flat] == [
-        *("memory_mib", "descriptors"),
+        *("memory_mib", "descriptors")
     ]
     result = soak.Soak(4, 60, leaks, ["learners: exit code 1"], machine={"cores": 2})
     soak.Soaked(result).write(tmp_path / "soak.json")

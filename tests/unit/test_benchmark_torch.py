@@ -197,8 +197,7 @@ def test_ranks_of_this_machine_are_started_without_hosts():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    ["--models transformer", "--only 'our hook, 1 bit'", "--only '8 bit, overlap'"],
+    "arguments", ["--models transformer", "--only 'our hook, 1 bit'", "--only '8 bit, overlap'"]
 )
 def test_what_is_pytorchs_goes_with_its_models(arguments):
     with pytest.raises(UserError, match="goes with --torch"):
