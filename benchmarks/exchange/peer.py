@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ..training.member import follow
+from ..training.modules import gloo
 from .cases import Array, turn, vector_of
-
-PORT = 29500  # on a host that has nothing else
 
 
 class Peer:
@@ -41,11 +40,8 @@ class Peer:
 
 
 def main(rank: str, ranks: str, address: str, path: str) -> None:
-    torch.set_num_threads(1)
-    store = f"tcp://{address}:{PORT}"
-    dist.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
-    follow(Peer(int(rank), int(ranks)), int(rank), path, "peer")
-    dist.destroy_process_group()
+    with gloo(int(rank), int(ranks), address):
+        follow(Peer(int(rank), int(ranks)), int(rank), path, "peer")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Our side: ranks of MPI, one on each host, that train as a program of the user's would."""
+"""Our side: ranks of MPI, one on each host, in training as a program of a user would be."""
 
 from __future__ import annotations
 
 import math
 import sys
+from functools import partial
+from typing import Any
 
-from parallel_sgd import Communicator, Learner, MomentumSGD, UserError
+from parallel_sgd import Algorithm, Communicator, Learner, MomentumSGD, UserError
 from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.models import MLP
 
@@ -20,26 +22,29 @@ class Ours:
     def __init__(self, comm: Communicator, contender: str, task: str, lr: float, seed: int) -> None:
         chosen = CONTENDERS[contender]
         assert chosen.algorithm is not None
-        model = TASKS[task].model(seed=seed)
+        among = comm if chosen.period else Communicator.single()
+        self.learner = self.make(TASKS[task].model(seed=seed), lr, chosen.algorithm, among)
+        self.total = TASKS[task].batch * among.size
+
+    def make(self, model: Any, lr: float, algorithm: Algorithm[Any], comm: Communicator) -> Learner:
+        """Make the learner of a model. Collective."""
         assert isinstance(model, MLP)
-        self.model = model
-        self.learner = Learner(
-            self.model.parameters,
-            MomentumSGD(lr=lr, momentum=MOMENTUM),
-            chosen.algorithm,
-            comm if chosen.period else Communicator.single(),
-        )
-        self.total = TASKS[task].batch * self.learner.comm.size
+        self.model: Any = model
+        return Learner(model.parameters, MomentumSGD(lr=lr, momentum=MOMENTUM), algorithm, comm)
+
+    def gradient(self, x: Array, y: Array) -> float:
+        """Calculate the gradient; return the minibatch's mean loss."""
+        out, ready = self.learner.gradient, self.learner.ready
+        return float(self.model.gradient(x, y, out=out, ready=ready) / len(x))
 
     def step(self, x: Array, y: Array) -> float:
-        learner = self.learner
-        learner.announce(len(x), self.total)  # as sources do
-        loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
+        self.learner.announce(len(x), self.total)  # as sources do
+        loss = self.gradient(x, y)
         try:
-            learner.step(samples=len(x))
+            self.learner.step(samples=len(x))
         except UserError:  # the gradient is not finite, and nothing has changed
             return math.nan
-        return loss / len(x)
+        return loss
 
     def values(self) -> Array:
         values: Array = self.model.parameters.flat
@@ -51,11 +56,7 @@ class Ours:
 
 def main(path: str) -> None:
     comm = Communicator.world()
-
-    def make(contender: str, task: str, lr: float, seed: int) -> Ours:
-        return Ours(comm, contender, task, lr, seed)
-
-    Member(comm.rank, comm.size, make, comm.barrier).follow(path, "ours")
+    Member(comm.rank, comm.size, partial(Ours, comm), comm.barrier).follow(path, "ours")
 
 
 if __name__ == "__main__":

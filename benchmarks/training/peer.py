@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
@@ -25,10 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .contenders import CONTENDERS, PERIOD
 from .member import Member
-from .modules import loss_of, module_of, optimizer_of, values_of
+from .modules import gloo, loss_of, module_of, optimizer_of, values_of
 from .tasks import TASKS, Array
 
-PORT = 29500  # on a host that has nothing else
 ONE_BUCKET_MB = 1 << 14
 """For PowerSGD, which waits for all-reduces in gloo's two threads: with several buckets both wait,
 for ever, and in which order they send is left to chance."""
@@ -120,11 +118,8 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def main(rank: str, ranks: str, address: str, path: str) -> None:
-    torch.set_num_threads(1)
-    store = f"tcp://{address}:{PORT}"
-    dist.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
-    Member(int(rank), int(ranks), Peer, dist.barrier).follow(path, "peer")
-    dist.destroy_process_group()
+    with gloo(int(rank), int(ranks), address):
+        Member(int(rank), int(ranks), Peer, dist.barrier).follow(path, "peer")
 
 
 if __name__ == "__main__":

@@ -210,23 +210,18 @@ def markdown_table(results: Results, model: str) -> list[str]:
     """Return contenders by rates: seconds a step, and speed-up over plain DDP."""
     rates = [rate for case_model, rate in results.cases() if case_model == model]
     by_rate = [results.of(model, rate) for rate in rates]
-    lines = [_line([called(model), *map(spoken, rates)]), _line(["---"] * (len(rates) + 1))]
-    for name in CONTENDERS:
-        if any(name in times for times in by_rate):
-            lines.append(_line([name, *(_cell(times, name) for times in by_rate)]))
-    return lines
+    names = [name for name in CONTENDERS if any(name in times for times in by_rate)]
+    rows = [[name, *(_cell(times, name) for times in by_rate)] for name in names]
+    return _markdown([called(model), *map(spoken, rates)], rows)
 
 
 def memory_table(results: Results) -> list[str]:
     """Return contenders by models: MiB added to a rank by training."""
     models = [*dict.fromkeys(one.model for one in results.memory)]
-    lines = [_line(["MiB added to a rank", *map(called, models)])]
-    lines.append(_line(["---"] * (len(models) + 1)))
-    added = {(one.contender, one.model): one.added_bytes / MIB for one in results.memory}
-    for name in dict.fromkeys(one.contender for one in results.memory):
-        cells = [f"{added[name, m]:.0f}" if (name, m) in added else "" for m in models]
-        lines.append(_line([name, *cells]))
-    return lines
+    added = {(o.contender, o.model): f"{o.added_bytes / MIB:.0f}" for o in results.memory}
+    names = dict.fromkeys(one.contender for one in results.memory)
+    rows = [[name, *(added.get((name, model), "") for model in models)] for name in names]
+    return _markdown(["MiB added to a rank", *map(called, models)], rows)
 
 
 def to_loss_table(results: Results) -> list[str]:
@@ -234,7 +229,7 @@ def to_loss_table(results: Results) -> list[str]:
     by_rate, targets = results.ways(), results.goal.targets
     head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in targets]
     steps = f"steps to {', '.join(f'{target:g}' for target in targets)} nats"
-    lines = [_line(["seconds to a loss", steps, *head]), _line(["---"] * (len(head) + 2))]
+    rows = []
     for name in results.to_loss:
         own = [[way for way in ways if way.contender == name] for ways in by_rate.values()]
         counts = ", ".join(f"{way.steps:g}" if way.reached else "never" for way in own[0])
@@ -243,8 +238,8 @@ def to_loss_table(results: Results) -> list[str]:
             for those, ways in zip(own, by_rate.values(), strict=True)
             for way in those
         ]
-        lines.append(_line([name, counts, *cells]))
-    return lines
+        rows.append([name, counts, *cells])
+    return _markdown(["seconds to a loss", steps, *head], rows)
 
 
 def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
@@ -272,8 +267,8 @@ def _cell(times: dict[str, StepTime], name: str) -> str:
     return text
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def called(model: str) -> str:

@@ -5,7 +5,6 @@ Started as `ours` is. The ranks of MPI have a process group of gloo's beside, fo
 
 from __future__ import annotations
 
-import math
 import sys
 from functools import partial
 from typing import Any
@@ -13,47 +12,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_sgd import Communicator, UserError
+from parallel_sgd import Algorithm, Communicator
 from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.torch import HookState, Learner, hook, hook_state, init_process_group
 
 from .contenders import CONTENDERS
 from .member import Member, Trainer
 from .modules import loss_of, module_of, optimizer_of, values_of
+from .ours import Ours
 from .peer import Peer
-from .tasks import TASKS, Array
+from .tasks import Array
 
 
-class TorchOurs:
+class TorchOurs(Ours):
     """A module, its optimizer, a learner and the loop around them."""
 
-    def __init__(self, comm: Communicator, contender: str, task: str, lr: float, seed: int) -> None:
-        chosen = CONTENDERS[contender]
-        assert chosen.algorithm is not None
-        self.names, self.module = module_of(TASKS[task].model(seed=seed))
-        self.learner = Learner(
-            self.module,
-            optimizer_of(self.module, lr),
-            chosen.algorithm,
-            comm if chosen.period else Communicator.single(),
-        )
-        self.total = TASKS[task].batch * self.learner.comm.size
+    def make(self, model: Any, lr: float, algorithm: Algorithm[Any], comm: Communicator) -> Learner:
+        self.names, self.model = module_of(model)
+        return Learner(self.model, optimizer_of(self.model, lr), algorithm, comm)
 
-    def step(self, x: Array, y: Array) -> float:
-        self.learner.announce(len(x), self.total)  # as the sampler does
-        loss = loss_of(self.module, x, y)
+    def gradient(self, x: Array, y: Array) -> float:
+        loss = loss_of(self.model, x, y)
         loss.backward()
-        try:
-            self.learner.step(samples=len(x))
-        except UserError:  # the gradient is not finite, and nothing has changed
-            return math.nan
         return float(loss.item())
 
     def values(self) -> Array:
-        return values_of(self.names, self.module)
-
-    def finish(self) -> None:
-        self.learner.finish()
+        return values_of(self.names, self.model)
 
 
 class Hooked(Peer):
