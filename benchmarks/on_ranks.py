@@ -51,15 +51,24 @@ def on_ranks(
         return json.loads(result.read_text())
 
 
-def on_hosts(hosts: EmulatedHosts, function: str, options: dict[str, Any]) -> Any:
-    """Call `on_ranks` with a rank on each slot of an emulated cluster."""
+def on_hosts(
+    hosts: EmulatedHosts,
+    function: str,
+    options: dict[str, Any],
+    environ: Mapping[str, str] | None = None,
+) -> Any:
+    """Call `on_ranks` with a rank on each slot of an emulated cluster.
+
+    Args:
+        environ: added to the environment.
+    """
     return on_ranks(
         len(hosts.names) * hosts.slots,
         function,
         options,
         inside=hosts.inside,
         run_options=hosts.run_options,
-        environ={**os.environ, **hosts.environment},
+        environ={**os.environ, **hosts.environment, **(environ or {})},
     )
 
 

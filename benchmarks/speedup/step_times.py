@@ -14,21 +14,21 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from parallel_sgd import Communicator, Learner
-from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
+from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.kernels import cpu
 from parallel_sgd.launcher.run import THREAD_VARIABLES
 from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
-from ..on_ranks import on_ranks
+from ..on_ranks import on_hosts, on_ranks
+from ..timing import Call, seconds_of
 from .contenders import BATCH, CONTENDERS, PERIOD, data, model
 
 LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
@@ -94,20 +94,19 @@ def measure_alone(_: Communicator) -> dict[str, float]:
     }
 
 
-def _median_s(call: Callable[[], object]) -> float:
+def _median_s(call: Call) -> float:
+    """Return the median seconds of calls for `ALONE_S`."""
     call()
-    seconds: list[float] = []
-    until = time.perf_counter() + ALONE_S
-    while not seconds or time.perf_counter() < until:
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
+    until, seconds = time.perf_counter() + ALONE_S, [seconds_of(call)]
+    while time.perf_counter() < until:
+        seconds.append(seconds_of(call))
     return statistics.median(seconds)
 
 
 def alone() -> Alone:
     """Measure a single worker in a process of its own."""
-    return Alone(**on_ranks(1, MODULE, {"what": "alone"}, environ={**os.environ, **ONE_THREAD}))
+    environ = {**os.environ, **ONE_THREAD}
+    return Alone(**on_ranks(1, f"{MODULE}:measure_alone", {}, environ=environ))
 
 
 def time_all(
@@ -126,31 +125,18 @@ def time_all(
     for hosts, some in by_hosts.items():
         dilation = dilation_of(hosts, cores)
         asked = {
-            "what": "turns",
             "names": some,
             "gradient_s": cost.gradient_s * dilation,
             "evaluation_s": cost.evaluation_s * dilation,
             **effort,
         }
         with emulated_hosts(hosts, rate / dilation) as emulated:
-            measured = on_hosts(emulated, asked)
+            measured = on_hosts(emulated, MODULE, asked, ONE_THREAD)
         timed += [
             timed_of(name, workers, dilation, effort["steps"], measured[name]) for name in some
         ]
     order = list(CONTENDERS)
     return sorted(timed, key=lambda one: order.index(one.contender))
-
-
-def on_hosts(hosts: EmulatedHosts, asked: dict[str, Any]) -> Any:
-    """Call `measure` on all hosts, a thread each."""
-    return on_ranks(
-        len(hosts.names),
-        MODULE,
-        asked,
-        inside=hosts.inside,
-        run_options=hosts.run_options,
-        environ={**os.environ, **hosts.environment, **ONE_THREAD},
-    )
 
 
 def dilation_of(hosts: int, cores: int) -> float:
@@ -169,15 +155,7 @@ def timed_of(
     return Timed(name, workers, workers + CONTENDERS[name].servers, dilation, steps, **of)
 
 
-def measure(comm: Communicator, what: str, **options: Any) -> dict[str, Any]:
-    """Measure on all ranks."""
-    if what == "alone":
-        return measure_alone(comm)
-    with kill_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
-        return measure_turns(comm, **options)
-
-
-def measure_turns(
+def measure(
     comm: Communicator,
     names: list[str],
     rounds: int,
@@ -191,13 +169,14 @@ def measure_turns(
         By contender the seconds of every round, of the slowest worker.
     """
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for i in range(rounds + 1):
-        for name in names:
-            own = _turn(comm, name, steps if i else WARM_UP, gradient_s, evaluation_s)
-            of_workers = [one for one in comm.allgather_object(own) if one is not None]
-            slowest = {field: max(one[field] for one in of_workers) for field in of_workers[0]}
-            if i > 0:
-                turns[name].append(slowest)
+    with kill_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
+        for i in range(rounds + 1):
+            for name in names:
+                own = _turn(comm, name, steps if i else WARM_UP, gradient_s, evaluation_s)
+                of_workers = [one for one in comm.allgather_object(own) if one is not None]
+                slowest = {field: max(one[field] for one in of_workers) for field in of_workers[0]}
+                if i > 0:
+                    turns[name].append(slowest)
     return turns
 
 

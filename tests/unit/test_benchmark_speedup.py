@@ -20,7 +20,6 @@ from benchmarks.speedup.learning import Learned, Run
 from benchmarks.speedup.predicted import Predicted, predict
 from benchmarks.speedup.results import Results, Spread
 from benchmarks.speedup.step_times import Alone, Timed
-from benchmarks.study import Search
 from parallel_sgd import UserError, simulate
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link
@@ -153,7 +152,8 @@ def asked(monkeypatch):
     def hosts(count, rate):
         yield count, rate
 
-    def answer(where, options):
+    def answer(where, function, options, environ):
+        assert function == "speedup.step_times" and environ["OMP_NUM_THREADS"] == "1"
         asked.append((*where, options))
         return {name: [TURN] * options["rounds"] for name in options["names"]}
 
@@ -191,7 +191,7 @@ def test_turns_take_the_wait_and_what_the_algorithm_does(monkeypatch):
     names = ["1 bit", "SlowMo", "asynchronous"]
 
     def rank(comm):
-        return step_times.measure(comm, "turns", names=names, rounds=1, steps=PERIOD, **waits)
+        return step_times.measure(comm, names=names, rounds=1, steps=PERIOD, **waits)
 
     waits = {"gradient_s": 0.002, "evaluation_s": 0.03}
     turns = simulate(3, rank)[0]
@@ -211,7 +211,7 @@ def test_the_slowest_worker_counts_and_the_first_round_does_not(monkeypatch):
 
     monkeypatch.setattr(step_times, "_turn", turn)
     asked = {"names": ["a", "b"], "rounds": 2, "steps": 40, "gradient_s": 0.0, "evaluation_s": 0.0}
-    turns = simulate(3, lambda comm: step_times.measure_turns(comm, **asked))[0]
+    turns = simulate(3, lambda comm: step_times.measure(comm, **asked))[0]
     assert turns == dict.fromkeys("ab", 2 * [{"step_s": 41}])
 
 
@@ -263,22 +263,6 @@ def test_a_training_that_fails_is_an_error(monkeypatch, capsys):
     with pytest.raises(UserError, match="1 contenders could not be trained"):
         learning.learn_all([("4 bit", 8)], 4096, 1, tuned=True, jobs=1)
     assert "ZeroDivisionError" in capsys.readouterr().err
-
-
-def found(scores, start):
-    search = Search(start, len(scores))
-    while points := search.next_points():
-        search.scores |= {i: scores[i] for i in points}
-    return search.best
-
-
-def test_the_search_leaves_rates_at_which_training_diverges():
-    assert found([2.0, 1.0, 1.5, 5.5, 5.5], start=4) == 1
-
-
-@pytest.mark.parametrize("best", range(5))
-def test_the_search_ends_where_the_loss_is_least(best):
-    assert found([abs(place - best) for place in range(5)], start=2) == best
 
 
 def test_plans_go_on_beyond_the_hosts_that_are_there():

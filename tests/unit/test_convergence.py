@@ -33,6 +33,7 @@ POINTS = TASKS["digits"].points
     [
         (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
         (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
+        (lambda i: min(3.0, i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # leaves rates of equal divergence
     ],
 )
 def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
