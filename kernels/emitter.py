@@ -71,6 +71,18 @@ def vector_function(*argument_types: str, returns: types.Type = types.void) -> A
     return decorate
 
 
+def call(b: Any, name: str, returns: ir.Type, *arguments: Value) -> Value:
+    """Call a function of LLVM by its name."""
+    kind = ir.FunctionType(returns, [argument.type for argument in arguments])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), arguments)
+
+
+def prefetch(b: Any, pointer: Value, cache: int = 1) -> None:
+    """Begin to load the cache line at a pointer to bytes into the cache of this level, 1 or 2."""
+    read, data = I32(0), I32(1)
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, read, I32(4 - cache), data)
+
+
 def every_lane(word: int) -> Value:
     """Return a vector with the same bits in all 32 lanes."""
     return I32X32([word] * GROUP)
@@ -169,14 +181,14 @@ class Emitter:
         word = self.vector_load(self.place(payload, byte, I8), I32, 4)
         return self.b.bitcast(word, ir.VectorType(I1, GROUP))
 
-    def fetch(self, array: Value, index: Value) -> None:
-        """Begin to load 32 floats into the first-level cache; may be beyond the end of an array."""
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        prefetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        for line in range(0, GROUP, LINE // 4):
+    def fetch(self, array: Value, index: Value, count: int = GROUP, cache: int = 1) -> None:
+        """Begin to load `count` floats into the first- or second-level cache.
+
+        The floats may be beyond the end of the array.
+        """
+        for line in range(0, count, LINE // 4):
             place = self.place(array, self.b.add(index, I64(line)), FLOAT)
-            pointer = self.b.bitcast(place, I8.as_pointer())
-            self.b.call(prefetch, [pointer, I32(0), I32(3), I32(1)])  # to read, keep, data
+            prefetch(self.b, self.b.bitcast(place, I8.as_pointer()), cache)
 
     def correct(self, g: Value, r: Value, index: Value, tail: Value | None) -> Value:
         """Return v = g + r, and store v in r."""
@@ -191,10 +203,12 @@ class Emitter:
         lanes = I32X32(list(range(GROUP)))
         return self.b.icmp_unsigned("<", lanes, self.splat(self.b.trunc(tail, I32)))
 
-    def splat(self, scalar: Value) -> Value:
-        kind = ir.VectorType(scalar.type, GROUP)
+    def splat(self, scalar: Value, count: int = GROUP) -> Value:
+        kind = ir.VectorType(scalar.type, count)
         one = self.b.insert_element(kind(ir.Undefined), scalar, I32(0))
-        return self.b.shuffle_vector(one, kind(ir.Undefined), I32X32([0] * GROUP))
+        return self.b.shuffle_vector(
+            one, kind(ir.Undefined), ir.VectorType(I32, count)([0] * count)
+        )
 
     def lanes(self, vector: Value, first: int, count: int) -> Value:
         mask = ir.VectorType(I32, count)(list(range(first, first + count)))

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from . import simd, words
+from . import entropy_simd, simd
 from .compiled import compiled
 from .entropy_reference import BLOCK, DAMAGED, GROUPS, LARGEST, NO_SIZES, RAW, Array
-from .words import U64, count_bits, funnel, load_word, lowest_bit, spread_bits
+from .words import U64, count_bits, funnel, has_avx2, load_word, lowest_bit, spread_bits
 
 F32, U32 = np.float32, np.uint32
 WORDS = BLOCK // 64
@@ -64,12 +64,7 @@ def decode(payload: Array, out: Array, add: bool) -> Any:
         if low == RAW:
             if header != RAW << 23 or at + 2 * m > total:
                 return DAMAGED
-            for j in range(m):
-                k = np.int16(payload[at + 2 * j] | payload[at + 2 * j + 1] << 8)
-                if not add:
-                    out[first + j] = F32(k) * step
-                elif k != 0:  # adding 0 would change -0
-                    out[first + j] += F32(k) * step
+            _take_raw(payload, at, out, first, m, step, add)
             at += 2 * m
             continue
         if header >> 31 or z > m or low > GROUPS or at + nbytes > total:
@@ -83,8 +78,8 @@ def decode(payload: Array, out: Array, add: bool) -> Any:
 
         end = bit + 8 * nbytes
         if fetches:
-            words.fetch_eighth(out, first + BLOCK, 0)
-            words.fetch_eighth(out, first + BLOCK, 1)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 0)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 1)
         if low == GROUPS:
             bit = _take_groups(bits, bit, end, z, m, masks)
         elif low:
@@ -92,26 +87,26 @@ def decode(payload: Array, out: Array, add: bool) -> Any:
         else:
             bit = _take_masks(bits, bit, end, z, m, masks)
         if fetches:
-            words.fetch_eighth(out, first + BLOCK, 2)
-            words.fetch_eighth(out, first + BLOCK, 3)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 2)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 3)
         if bit < 0 or bit + z > end:
             return DAMAGED
         for c in range((z + 63) >> 6):
             signs[c] = _bits_at(bits, bit + 64 * c)
         bit += z
         if fetches:
-            words.fetch_eighth(out, first + BLOCK, 4)
-            words.fetch_eighth(out, first + BLOCK, 5)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 4)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 5)
         if size_low == NO_SIZES:
             for c in range((z + 63) >> 6):
-                words.clear(sizes, 64 * c)
+                entropy_simd.clear(sizes, 64 * c)
         elif _take_sizes(bits, bit, end, z, size_low, planes, alive, sizes) < 0:
             return DAMAGED
         if fetches:
-            words.fetch_eighth(out, first + BLOCK, 6)
-            words.fetch_eighth(out, first + BLOCK, 7)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 6)
+            entropy_simd.fetch_eighth(out, first + BLOCK, 7)
         for c in range((z + 63) >> 6):
-            words.dequantize(sizes, 64 * c, signs[c], step, q)
+            entropy_simd.dequantize(sizes, 64 * c, signs[c], step, q)
         if low == GROUPS or low == 0:
             _spread(out, first, m, masks, q, add)
         else:
@@ -130,15 +125,28 @@ def _is_live(payload: Array, block: int) -> bool:
 
 
 @compiled
+def _take_raw(
+    payload: Array, at: int, out: Array, first: int, m: int, step: float, add: bool
+) -> None:
+    """Decode a block that holds all k as int16."""
+    for j in range(m):
+        k = np.int16(payload[at + 2 * j] | payload[at + 2 * j + 1] << 8)
+        if not add:
+            out[first + j] = F32(k) * step
+        elif k != 0:  # adding 0 would change -0
+            out[first + j] += F32(k) * step
+
+
+@compiled
 def _spread(out: Array, first: int, m: int, masks: Array, q: Array, add: bool) -> None:
     """Add q to the marked places of a block, or set these and zero the rest."""
     i = 0
-    whole = m >> 6 if words.has_avx2() else 0
+    whole = m >> 6 if has_avx2() else 0
     for j in range(whole):
         if add:
-            i = words.add_marked(out, first + 64 * j, masks[j], q, i)
+            i = entropy_simd.add_marked(out, first + 64 * j, masks[j], q, i)
         else:
-            i = words.set_marked(out, first + 64 * j, masks[j], q, i)
+            i = entropy_simd.set_marked(out, first + 64 * j, masks[j], q, i)
     if not add:
         simd.fill_zeros(out, first + 64 * whole, m - 64 * whole)
     for j in range(whole, (m + 63) >> 6):
@@ -198,8 +206,8 @@ def _take_gaps(
         return DAMAGED
     length = z
     for c in range((z + 63) >> 6):
-        words.numbers_of_planes(planes, 16 * c, used, gaps, 64 * c)
-        length += words.sum_shifted(gaps, 64 * c, 0)
+        entropy_simd.numbers_of_planes(planes, 16 * c, used, gaps, 64 * c)
+        length += entropy_simd.sum_shifted(gaps, 64 * c, 0)
     return bit if length <= m else DAMAGED
 
 
@@ -213,7 +221,7 @@ def _take_sizes(
         return DAMAGED
     either = 0
     for c in range((z + 63) >> 6):
-        either |= words.numbers_of_planes(planes, 16 * c, used, sizes, 64 * c)
+        either |= entropy_simd.numbers_of_planes(planes, 16 * c, used, sizes, 64 * c)
     if either >= LARGEST:
         for j in range(z):
             if sizes[j] >= LARGEST:

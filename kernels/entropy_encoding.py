@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import simd, words
+from . import entropy_simd, simd
 from .compiled import compiled
 from .entropy_decoding import FOUR_ONES, MOST_BYTES, SPARE, WORDS, decode, set_bits
 from .entropy_reference import (
@@ -25,10 +25,12 @@ from .entropy_reference import (
     checked_step,
     doubled,
 )
+from .entropy_simd import AHEAD
 from .words import (
-    AHEAD,
     U64,
+    compresses,
     count_bits,
+    has_avx2,
     load_word,
     pack_bits,
     store_word,
@@ -61,7 +63,10 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
 
 @compiled
 def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool) -> Any:
-    """Encode with exactly this step. NO_ROOM: the payload is too short, and r = (v - q) + q."""
+    """Encode with exactly this step. NO_ROOM: the payload is too short, and r = (v - q) + q.
+
+    This function is long because calls of functions for its parts cost 6 % of the time.
+    """
     n, inverse = len(r), F32(1) / step
     blocks = (n + BLOCK - 1) // BLOCK
     head = 8 + 4 * ((blocks + 31) // 32)
@@ -84,30 +89,31 @@ def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool
             continue
         r_ahead = 0  # the next block is prefetched below, in parts
 
-        words.fetch_eighth(r, at + AHEAD, 0)
-        size_sum = 0
-        if bits_of_k <= 127 and words.has_avx2():
+        entropy_simd.fetch_eighth(r, at + AHEAD, 0)
+        if bits_of_k <= 127 and has_avx2():
             z = _squeeze(k8, masks, octets, live8, places)
+            size_sum = 0
             for c in range((z + 63) >> 6):
-                signs[c], more = words.sizes_8(live8, 64 * c, sizes)
+                signs[c], more = entropy_simd.sizes_8(live8, 64 * c, sizes)
                 size_sum += more
         else:
             z = _squeeze_wide(k16, masks, live16, places)
+            size_sum = 0
             for c in range((z + 63) >> 6):
-                signs[c], more = words.sizes_16(live16, 64 * c, sizes)
+                signs[c], more = entropy_simd.sizes_16(live16, 64 * c, sizes)
                 size_sum += more
-        words.fetch_eighth(r, at + AHEAD, 1)
+        entropy_simd.fetch_eighth(r, at + AHEAD, 1)
         if SPARSE * z < m:
             _find_gaps(places, gaps, z)
-            words.fetch_eighth(r, at + AHEAD, 2)
+            entropy_simd.fetch_eighth(r, at + AHEAD, 2)
             low = max(_rice_low(places[z] + 1 - z, z), 1)
             where = _plane_bits(gaps, z, low)
         else:
             low, where = GROUPS, _group_bits(masks, m)
-            words.fetch_eighth(r, at + AHEAD, 2)
+            entropy_simd.fetch_eighth(r, at + AHEAD, 2)
         if where >= m:
             low, where = 0, m
-        words.fetch_eighth(r, at + AHEAD, 3)
+        entropy_simd.fetch_eighth(r, at + AHEAD, 3)
         size_low, size_bits = NO_SIZES, 0
         if size_sum:
             size_low = min(_rice_low(size_sum, z), NO_SIZES - 1)
@@ -125,31 +131,29 @@ def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool
         marks[i >> 5] |= U32(1) << U32(i & 31)
         if raw:
             headers[found] = RAW << 23
-            for j in range(m):
-                payload[end + 2 * j] = k16[j] & 255
-                payload[end + 2 * j + 1] = (k16[j] >> 8) & 255
+            _put_raw(payload, end, k16, m)
         else:
             headers[found] = (z - 1) | nbytes << 11 | low << 23 | size_low << 27
             direct = end + MOST_BYTES + SPARE <= len(payload)
             out, byte = (payload, end) if direct else (aside, 0)
             fill, kept = 0, U64(0)
-            words.fetch_eighth(r, at + AHEAD, 4)
+            entropy_simd.fetch_eighth(r, at + AHEAD, 4)
             if low == GROUPS:
                 byte, fill, kept = _put_groups(out, byte, fill, kept, masks, m)
             elif low:
                 byte, fill, kept = _put_planes(out, byte, fill, kept, gaps, z, low, alive)
             else:
                 byte, fill, kept = _put_words(out, byte, fill, kept, masks, m)
-            words.fetch_eighth(r, at + AHEAD, 5)
+            entropy_simd.fetch_eighth(r, at + AHEAD, 5)
             byte, fill, kept = _put_words(out, byte, fill, kept, signs, z)
-            words.fetch_eighth(r, at + AHEAD, 6)
+            entropy_simd.fetch_eighth(r, at + AHEAD, 6)
             if size_sum:
                 byte, fill, kept = _put_planes(out, byte, fill, kept, sizes, z, size_low, alive)
             store_word(out, byte, kept)
             if not direct:
                 for j in range(nbytes):
                     payload[end + j] = aside[j]
-        words.fetch_eighth(r, at + AHEAD, 7)
+        entropy_simd.fetch_eighth(r, at + AHEAD, 7)
         found += 1
         end += nbytes
     return _finish(payload, step, marks, headers, found, head, first, end)
@@ -163,13 +167,13 @@ def _quantize(
     """Quantize a block, with k = 0 beyond its end. Return the bitwise or of all |k|."""
     if m == BLOCK:
         if with_gradient:
-            return words.quantize_sum(g, r, at, r_ahead, inverse, step, k16, k8)
-        return words.quantize(r, r, at, r_ahead, inverse, step, k16, k8)
+            return entropy_simd.quantize_sum(g, r, at, r_ahead, inverse, step, k16, k8)
+        return entropy_simd.quantize(r, r, at, r_ahead, inverse, step, k16, k8)
     for j in range(m):
         padded[j] = g[at + j] + r[at + j] if with_gradient else r[at + j]
     for j in range(m, BLOCK):
         padded[j] = F32(0)
-    bits_of_k = words.quantize(padded, padded, 0, 0, inverse, step, k16, k8)
+    bits_of_k = entropy_simd.quantize(padded, padded, 0, 0, inverse, step, k16, k8)
     for j in range(m):
         r[at + j] = padded[j]
     return bits_of_k
@@ -196,17 +200,17 @@ def _squeeze(k8: Array, masks: Array, octets: Array, live: Array, places: Array)
     `masks` receives the masks of live values. Returns the number of live values.
     """
     z = 0
-    if words.compresses():
+    if compresses():
         for j in range(WORDS):
-            masks[j] = words.compress_word(k8, 64 * j, live, z, places, z + 1)
+            masks[j] = entropy_simd.compress_word(k8, 64 * j, live, z, places, z + 1)
             z += count_bits(masks[j])
-    elif words.has_avx2():
+    elif has_avx2():
         for j in range(WORDS):
-            masks[j] = words.mark_live(k8, 64 * j)
+            masks[j] = entropy_simd.mark_live(k8, 64 * j)
         mask_of = masks.view(np.uint8)
         for i in range(_list_octets(masks, octets)):
             octet, mask = int(octets[i]), mask_of[octets[i]]
-            words.squeeze_octet(k8, 8 * octet, OCTETS[mask], live, z, places, z + 1)
+            entropy_simd.squeeze_octet(k8, 8 * octet, OCTETS[mask], live, z, places, z + 1)
             z += count_bits(U64(mask))
     for t in range(0, 64, 8):
         store_word(live, z + t, U64(0))
@@ -240,7 +244,7 @@ def _squeeze_wide(k16: Array, masks: Array, live: Array, places: Array) -> Any:
                 live[z], places[z + 1] = k, 64 * j + t
                 z += 1
         masks[j] = mask
-    words.clear(live, z)
+    entropy_simd.clear(live, z)
     return z
 
 
@@ -249,8 +253,8 @@ def _find_gaps(places: Array, gaps: Array, z: int) -> None:
     """Compute the gap before each live value, then zeros."""
     places[0] = -1
     for first in range(0, z, 64):
-        words.gaps(places, first, gaps)
-    words.clear(gaps, z)
+        entropy_simd.gaps(places, first, gaps)
+    entropy_simd.clear(gaps, z)
 
 
 @compiled
@@ -283,8 +287,16 @@ def _plane_bits(x: Array, count: int, low: int) -> Any:
     """Return the number of bits for numbers in planes."""
     bits = count * (low + 1)
     for first in range(0, count, 64):
-        bits += words.sum_shifted(x, first, low)
+        bits += entropy_simd.sum_shifted(x, first, low)
     return bits
+
+
+@compiled
+def _put_raw(payload: Array, byte: int, k16: Array, m: int) -> None:
+    """Write all k of a block as int16."""
+    for j in range(m):
+        payload[byte + 2 * j] = k16[j] & 255
+        payload[byte + 2 * j + 1] = (k16[j] >> 8) & 255
 
 
 @compiled
@@ -300,7 +312,7 @@ def _put(out: Array, byte: int, fill: int, kept: Any, bits: Any, count: int) -> 
 
 @compiled
 def _put_words(out: Array, byte: int, fill: int, kept: Any, bits: Array, count: int) -> Stream:
-    """Append the first `count` bits of an array of words."""
+    """Append the first `count` bits of an array of entropy_simd."""
     for c in range((count + 63) >> 6):
         byte, fill, kept = _put(out, byte, fill, kept, bits[c], min(count - 64 * c, 64))
     return byte, fill, kept
@@ -329,7 +341,7 @@ def _put_planes(
     chunks = (count + 63) >> 6
     for j in range(low):
         for c in range(chunks):
-            bits = words.with_bit(x, 64 * c, 1 << j)
+            bits = entropy_simd.with_bit(x, 64 * c, 1 << j)
             byte, fill, kept = _put(out, byte, fill, kept, bits, min(count - 64 * c, 64))
     set_bits(alive, count)
     least, any_alive = 1 << low, True
@@ -338,7 +350,7 @@ def _put_planes(
         for c in range(chunks):
             before = alive[c]
             if before:
-                now = words.at_least(x, 64 * c, least) if least <= LARGEST else U64(0)
+                now = entropy_simd.at_least(x, 64 * c, least) if least <= LARGEST else U64(0)
                 alive[c] = now
                 any_alive |= now != 0
                 bits = pack_bits(now, before)

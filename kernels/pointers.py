@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-_BYTE, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+from .emitter import FLOAT, I8, I64
+from .emitter import prefetch as emit_prefetch
 
 
 @intrinsic
@@ -21,7 +20,7 @@ def address_of(context: Any, array: Any) -> Any:
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = c.make_array(signature.args[0])(c, builder, values[0]).data
-        return builder.ptrtoint(data, _I64)
+        return builder.ptrtoint(data, I64)
 
     return types.int64(array), generate
 
@@ -31,7 +30,7 @@ def get_int(context: Any, address: Any) -> Any:
     """Return the int64 at an address."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), typ=_I64)
+        return builder.load(builder.inttoptr(values[0], I64.as_pointer()), typ=I64)
 
     return types.int64(types.int64), generate
 
@@ -41,7 +40,7 @@ def set_int(context: Any, address: Any, value: Any) -> Any:
     """Store an int64 at an address."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store(values[1], builder.inttoptr(values[0], _I64.as_pointer()))
+        builder.store(values[1], builder.inttoptr(values[0], I64.as_pointer()))
         return c.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -52,7 +51,7 @@ def floats_at(context: Any, address: Any) -> Any:
     """Return an address as a pointer to float32, for `numba.carray`."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], ir.FloatType().as_pointer())
+        return builder.inttoptr(values[0], FLOAT.as_pointer())
 
     return types.CPointer(types.float32)(types.int64), generate
 
@@ -62,10 +61,7 @@ def prefetch(context: Any, address: Any) -> Any:
     """Begin to load the cache line at any address."""
 
     def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.inttoptr(values[0], _BYTE.as_pointer())
-        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])  # to read, keep, data
+        emit_prefetch(builder, builder.inttoptr(values[0], I8.as_pointer()))
         return c.get_dummy_value()
 
     return types.void(types.int64), generate

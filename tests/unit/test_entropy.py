@@ -200,7 +200,7 @@ def test_runs_of_values(runs: list[tuple[int, int, int]], room: float) -> None:
 def test_an_instruction_packs_bits_where_there_is_one() -> None:
     packs = njit(types.uint64(types.uint64, types.uint64))(lambda x, y: words.pack_bits(x, y))
     assert packs(0b1011, 0b1110) == 0b101
-    has = words._has(cpu_target.target_context, "bmi2")
+    has = words.has_feature(cpu_target.target_context, "bmi2")
     if not {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & set(os.environ):
         assert has == llvmlite.binding.get_host_cpu_features().get("bmi2", False)
     (code,) = packs.inspect_asm().values()
@@ -210,8 +210,8 @@ def test_an_instruction_packs_bits_where_there_is_one() -> None:
 def _compare_some() -> None:
     """In a process for another processor."""
     has_bmi2 = os.environ["NUMBA_CPU_NAME"] == "haswell"
-    assert words._has(cpu_target.target_context, "bmi2") == has_bmi2
-    assert not words._has(cpu_target.target_context, "avx512f")
+    assert words.has_feature(cpu_target.target_context, "bmi2") == has_bmi2
+    assert not words.has_feature(cpu_target.target_context, "avx512f")
     both = Both(cpu, EMULATED)
     for v in values(BLOCK + 15).values():
         check(both, *split(v))
