@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import UserError
 from ..kernels import Blocks
@@ -18,6 +19,12 @@ from ..validation import choice, integer, kind_of, mapping, number, set_validate
 Array = Any  #: a NumPy or CuPy array
 ALIGNED = 4  #: bytes: message lengths are multiples, so that the next message is aligned
 CodecT = TypeVar("CodecT", bound="Codec")
+LengthT = TypeVar("LengthT", int, npt.NDArray[np.int64])
+
+
+def padded(length: LengthT) -> LengthT:
+    """Return the length of a message, or lengths, padded to multiples of `ALIGNED`."""
+    return -(-length // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True, kw_only=True)

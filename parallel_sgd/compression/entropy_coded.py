@@ -13,7 +13,7 @@ from ..kernels import Blocks, body
 from ..kernels.entropy_reference import DAMAGED, least_bytes
 from ..parameters import Parameters
 from ..validation import number, set_validated
-from .codec import ALIGNED, Array, Codec, register_range
+from .codec import Array, Codec, padded, register_range
 from .step_search import find_step, message_room
 
 MIN_BITS, MAX_BITS = 0.05, 8.0  #: bits per value
@@ -65,7 +65,7 @@ class EntropyCoded(Codec):
         starts = parameters.block_starts(self.block_size)
         room = min(max(LENGTH_CAP * self.bits, ROOM_BITS), 16.0) / 8
         sizes = np.diff(starts)
-        bytes_of_blocks = least_bytes(1) + np.ceil(sizes * room / 4).astype(np.int64) * 4
+        bytes_of_blocks = least_bytes(1) + padded(np.ceil(sizes * room).astype(np.int64))
         bytes_of_blocks = np.maximum(bytes_of_blocks, 4 * np.minimum(sizes, FEW_VALUES))
         return Blocks(starts, np.concatenate([[0], np.cumsum(bytes_of_blocks)]).astype(np.int64))
 
@@ -102,12 +102,12 @@ class EntropyCoded(Codec):
             v = residual if vector is None else vector + residual
             step = find_step(v, self.bits, v.size).size
         length: int = body(residual).encode_entropy(vector, residual, payload, step)
-        padded = -(-length // ALIGNED) * ALIGNED
-        payload[length:padded] = 0
-        return padded
+        aligned = padded(length)
+        payload[length:aligned] = 0
+        return aligned
 
     def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> int:
         length: int = body(out).decode_entropy(payload, out, add)
         if length == DAMAGED:
             raise UserError(f"a message of {out.size} values with {self.bits:g} bits is damaged")
-        return -(-length // ALIGNED) * ALIGNED
+        return padded(length)

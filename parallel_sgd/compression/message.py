@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kernels import Blocks
 from ..kernels.entropy_reference import least_bytes
-from .codec import ALIGNED, Array, Codec
+from .codec import ALIGNED, Array, Codec, padded
 from .entropy_coded import FEW_VALUES, LENGTH_CAP, EntropyCoded
 from .full_precision import FullPrecision
 from .mixed import MixedBlocks
@@ -160,14 +160,10 @@ def _section(codec: Codec, blocks: Blocks, values: slice) -> Section:
     size = values.stop - values.start
     if size < FEW_VALUES and not codec.has_fixed_length:
         codec, blocks = FullPrecision(), Blocks(blocks.starts, 4 * blocks.starts)
-    fixed = _padded(blocks.bytes.stop - blocks.bytes.start)
+    fixed = padded(blocks.bytes.stop - blocks.bytes.start)
     return Section(codec, blocks, values, fixed if codec.has_fixed_length else least_bytes(size))
 
 
 def _length(buffer: Array, at: int) -> int:
     """Return the padded length of the entropy-coded message that begins at byte `at`."""
-    return _padded(int(buffer[at : at + 4].view(np.uint32)[0]))
-
-
-def _padded(length: int) -> int:
-    return -(-length // ALIGNED) * ALIGNED
+    return padded(int(buffer[at : at + 4].view(np.uint32)[0]))

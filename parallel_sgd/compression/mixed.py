@@ -15,7 +15,7 @@ from ..kernels import Blocks
 from ..parameters import Parameters
 from ..patterns import Patterns
 from ..validation import set_validated
-from .codec import ALIGNED, Array, Codec
+from .codec import Array, Codec, padded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,13 @@ class Mixed(Codec):
             codec = own or self.others
             blocks = codec.blocks(parameters.part(begin, last))
             length = np.diff(blocks.offsets)
-            padded = -(-length // ALIGNED) * ALIGNED
-            ends = [*(np.flatnonzero(length < padded) + 1).tolist(), len(blocks)]
+            aligned = padded(length)
+            ends = [*(np.flatnonzero(length < aligned) + 1).tolist(), len(blocks)]
             runs += [
                 Run(codec, first + a, blocks.part(a, b)) for a, b in pairwise([0, *ends]) if a < b
             ]
             starts.append(values + blocks.starts[1:])
-            lengths.append(padded)
+            lengths.append(aligned)
             first, values = first + len(blocks), values + int(blocks.starts[-1])
         offsets = np.concatenate(lengths).cumsum()
         return MixedBlocks(np.concatenate(starts), offsets, tuple(runs), 0)

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import UserError
 from ..kernels import array_module, body, empty_like, on_host
 from ..kernels.entropy_reference import BLOCK, LARGEST, SMALLEST_STEP, most_bytes
+from .codec import padded
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -37,7 +38,7 @@ MOST_CHANGE = 2.0  #: the largest change of the logarithm of the step at a time
 
 def message_room(values: int) -> int:
     """Return the bytes in which any message of this number of values fits."""
-    return -(-most_bytes(values) // 4) * 4
+    return padded(most_bytes(values))
 
 
 def target_bits(bits: float, values: int) -> float:
