@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ..communication import AllTrain, Communicator, Group, Roles
 from ..compression import problem_with
 from ..exchange import Exchange
-from ..optimizers import LocalStep
+from ..local_step import LocalStep
 from ..options import Options
 from ..parameters import Parameters
 from .skipped import Skipped

@@ -6,7 +6,7 @@ import math
 from typing import Any, Protocol
 
 from ..errors import NotFinite
-from ..optimizers import OptimizerState
+from ..local_step import OptimizerState
 from ..state import Cause, StateReplaced
 
 MOST = 10  #: skips in a row

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from ..kernels import row_kernels
-from ..optimizers import Adagrad, Adam, OptimizerState
+from ..local_step import OptimizerState
+from ..optimizers import Adagrad, Adam
 from ..validation import integer
 from .options import Table
 from .records import Records

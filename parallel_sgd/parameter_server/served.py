@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ..compression import Codec, FullPrecision, VariableMessage
 from ..errors import UserError
 from ..kernels import Blocks, body, empty_like
-from ..optimizers import SGD, LocalStep, Optimizer
+from ..local_step import LocalStep
+from ..optimizers import SGD, Optimizer
 from ..parameters import Parameters
 from .rules import Rules
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..communication import Communicator
 from ..errors import UserError
 from ..kernels import array_module
-from ..optimizers import OptimizerState
+from ..local_step import OptimizerState
 from ..state import across
 from .client import Client
 from .served import COUNTERS_PER_WORKER, SERVER_COUNTERS

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..errors import UserError
-from ..optimizers import OptimizerState
+from ..local_step import OptimizerState
 from ..training import Learner
 from .cases import (
     STEPS,

@@ -11,7 +11,7 @@ from torch import nn
 from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..errors import SharedError, UserError
-from ..optimizers import LocalStep
+from ..local_step import LocalStep
 from ..state import Cause, StateReplaced
 from ..training.consistency import mark_of
 from ..training.model_adapter import AdaptedLearner, ModelAdapter, Take

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
-from ..optimizers import UpdateRule
+from ..local_step import UpdateRule
 from ..options import all_options, values_of
 from ..parameters import Parameters
 from ..validation import choice, instance, integer

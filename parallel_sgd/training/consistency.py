@@ -12,7 +12,7 @@ import numpy as np
 
 from ..communication import CHECKSUM, FINGERPRINT_FACTOR, FINGERPRINT_PRIME, Communicator
 from ..kernels import array_module
-from ..optimizers import LocalStep
+from ..local_step import LocalStep
 from .minibatch_ledger import MinibatchLedger
 from .runner import AlgorithmRunner
 

@@ -14,7 +14,7 @@ from ..communication import Communicator, Group
 from ..communication.liveness.rank_status import Status, report_status
 from ..errors import SharedError, UserError
 from ..kernels import array_module
-from ..optimizers import UpdateRule
+from ..local_step import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Cause, StateReplaced

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms import Algorithm
 from ..errors import UserError
-from ..optimizers import LocalStep
+from ..local_step import LocalStep
 from ..state import Cause, StateReplaced
 from ..validation import integer
 

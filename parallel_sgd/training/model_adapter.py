@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 from ..algorithms import Algorithm
 from ..algorithms.skipped import Skipped
 from ..communication import Communicator
-from ..optimizers import LocalStep, UpdateRule
+from ..local_step import LocalStep, UpdateRule
 from ..parameters import Parameters
 from ..state import StateReplaced
 from .consistency import ConsistencyCheck, mark_of

@@ -17,7 +17,7 @@ import torch
 
 from ...communication import Communicator
 from ...errors import UserError
-from ...optimizers import OptimizerState
+from ...local_step import OptimizerState
 from ...second_moment import require_correction
 from ...state import across, workspace
 from ...validation import shown

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import UserError
-from ...optimizers import LocalStep, Optimizer, OptimizerState, UpdateRule
+from ...local_step import LocalStep, OptimizerState, UpdateRule
+from ...optimizers import Optimizer
 from ...options import option, options
 from ...parameters import Parameters
 from ..arrays import as_tensor

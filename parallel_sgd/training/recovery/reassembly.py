@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...algorithms.asynchronous import DataParallelASGD
 from ...algorithms.asynchronous_state import DataParallelASGDState
 from ...errors import SharedPeerFailure
-from ...optimizers import LocalStep
+from ...local_step import LocalStep
 from ...parameter_server import Assembled, Shard, WorkerProgress
 from ...parameter_server.roles import ServerGroup
 from ..consistency import ConsistencyCheck
