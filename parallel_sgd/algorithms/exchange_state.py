@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from ..communication import Communicator, InBackground
-from ..compression import AUTO, Codec, Mixed, auto_bits, registered_bits
+from ..compression import registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..exchange import (
@@ -19,16 +19,13 @@ from ..exchange import (
     OverlappedExchange,
     Projections,
     Residuals,
-    choose_bits,
-    choose_plan,
-    cut_buckets,
-    topology_for,
 )
 from ..kernels import body, finish_on_device
 from ..parameters import Parameters
 from ..second_moment import Quantized
 from ..state import Component, across, workspace
 from ..validation import shown
+from .exchange_choices import choose, codecs_of
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -119,12 +116,28 @@ class ExchangeState(Component):
         comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
-            named = Choices({} if choices is None else choices, name)
-            state = cls._init(options, parameters, clock, comm, own, of_blocks, overlap, named)
+            earlier = {} if choices is None else choices
+            chosen = choose(options, parameters, own or comm, of_blocks, earlier, name)
+            state = cls(
+                bits=chosen.bits,
+                options=options,
+                parameters=parameters,
+                clock=clock,
+                comm=comm,
+                own_comm=own,
+                buckets=chosen.buckets,
+                plan=chosen.plan,
+                measured=chosen.measured,
+                bits_change=isinstance(options.gradient_bits, Mapping),
+                overlaps=overlap,
+            )
+            state.current = state._exchange(options.bits_after(0))
         except SharedError:
             if own is not None:
                 own.close()
             raise
+        if not options.lossless:
+            state.residuals = state.current.residuals(parameters)
         if projected_step is not None and options.has_entropy_code:
             state.projecting = Projections(parameters.flat, own or comm, projected_step)
         if overlap:
@@ -132,72 +145,6 @@ class ExchangeState(Component):
             state.overlapped = OverlappedExchange(state.buckets, thread)
             if state.projecting is not None:
                 state.overlapped.on_complete = state.projecting.add
-        return state
-
-    @classmethod
-    def _init(
-        cls,
-        options: ExchangeOptions,
-        parameters: Parameters,
-        clock: Callable[[], int],
-        comm: Communicator,
-        own_comm: Communicator | None,
-        of_blocks: bool,
-        overlaps: bool,
-        choices: Choices,
-    ) -> ExchangeState:
-        block_size, route = options.compression.block_size, options.route
-        starts = options.codec(32).blocks(parameters).starts
-        buckets = cut_buckets(parameters, block_size, route.bucket_values, starts)
-        chosen, measured = None, None
-        if AUTO in options.all_bits:
-            flat = route.transport == "collective"
-            topology = topology_for(comm.hosts, False if flat else route.hierarchical)
-            chosen = choices["bits"]
-            if chosen is None:
-                chosen, measured = choose_bits(
-                    buckets,
-                    parameters,
-                    own_comm or comm,
-                    topology,
-                    block_size,
-                    auto_bits(of_blocks=of_blocks),
-                )
-                choices["bits"] = chosen
-        bits = options.bits_after(0)
-        codecs = _codecs(options, chosen, bits, len(buckets))
-        sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
-        largest = sizes.index(max(sizes))
-        codec = codecs[largest]
-        if isinstance(codec, Mixed):  # try the codec of the largest parameter
-            size, name = max((parameters[name].size, name) for name in buckets[largest].names)
-            codec = codec.codec_of(name, size)
-        plan = choose_plan(
-            parameters,
-            own_comm or comm,
-            route.transport,
-            route.hierarchical,
-            codec=codec,
-            lossless=options.lossless,
-            chosen=choices["transport"],
-        )
-        choices["transport"] = plan.choice
-        state = cls(
-            bits=chosen,
-            options=options,
-            parameters=parameters,
-            clock=clock,
-            comm=comm,
-            own_comm=own_comm,
-            buckets=buckets,
-            plan=plan,
-            measured=measured,
-            bits_change=isinstance(options.gradient_bits, Mapping),
-            overlaps=overlaps,
-        )
-        state.current = state._exchange(bits)
-        if not options.lossless:
-            state.residuals = state.current.residuals(parameters)
         return state
 
     def sum(self, vector: Array) -> None:
@@ -395,7 +342,7 @@ class ExchangeState(Component):
         return Exchange(
             self.parameters,
             self.own_comm or self.comm,
-            _codecs(self.options, self.bits, bits, len(self.buckets)),
+            codecs_of(self.options, self.bits, bits, len(self.buckets)),
             buckets=self.buckets,
             transport=self.plan.transport,
             topology=self.plan.topology,
@@ -404,31 +351,3 @@ class ExchangeState(Component):
             overlapped=self.overlaps,
             nccl=self.plan.nccl,
         )
-
-
-class Choices:
-    """The choices of a single exchange, among all choices of an algorithm.
-
-    Args:
-        choices: of `Work`; changed.
-        name: of the exchange.
-    """
-
-    def __init__(self, choices: dict[str, Any], name: str) -> None:
-        self._choices, self._name = choices, name
-
-    def __getitem__(self, what: str) -> Any:
-        return self._choices.get(f"{what} of the {self._name}")
-
-    def __setitem__(self, what: str, chosen: Any) -> None:
-        if chosen is not None:
-            self._choices[f"{what} of the {self._name}"] = chosen
-
-
-def _codecs(
-    options: ExchangeOptions, chosen: Mapping[str, float] | None, bits: float | str, buckets: int
-) -> list[Codec | None]:
-    """Return the codec of each bucket. None for full precision if no bucket has residuals."""
-    of_buckets = [chosen[str(i)] if chosen else cast(float, bits) for i in range(buckets)]
-    lossless = options.lossless or (chosen is not None and not options.bits_of)
-    return [None if b == 32 and lossless else options.codec(b) for b in of_buckets]

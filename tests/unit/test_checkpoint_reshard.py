@@ -13,7 +13,7 @@ from cases import BLOCK_SIZE, gradient_of, samples_of, zeros
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
-from parallel_sgd.algorithms import LocalUpdates, exchange_state
+from parallel_sgd.algorithms import LocalUpdates, exchange_choices
 from parallel_sgd.state import across, weight_of
 from parallel_sgd.training.state import reshard
 
@@ -223,7 +223,7 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     algorithm = psgd.DataParallelSGD(gradient_bits="auto", block_size=64)
 
     def choose(bits: int) -> None:
-        monkeypatch.setattr(exchange_state, "choose_bits", lambda *_: ({"0": bits}, None))
+        monkeypatch.setattr(exchange_choices, "choose_bits", lambda *_: ({"0": bits}, None))
 
     def save(comm: Communicator) -> Learner:
         learner = learner_of(algorithm, comm)

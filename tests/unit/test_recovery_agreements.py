@@ -11,7 +11,7 @@ import pytest
 from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
-from parallel_sgd.algorithms import exchange_state
+from parallel_sgd.algorithms import exchange_choices
 from parallel_sgd.communication import Communicator, simulate_recovery
 from parallel_sgd.exchange import plan
 
@@ -34,7 +34,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
 
     count(Communicator, "require_agreement", lambda args: args[0])
     count(plan, "try_transports", lambda args: args[0])
-    count(exchange_state, "choose_bits", lambda args: args[2])
+    count(exchange_choices, "choose_bits", lambda args: args[2])
     return counts
 
 
