@@ -50,13 +50,14 @@ class Mapping:
         pages: the mapping; keeps its file open.
         end: how many bytes of the file must be there.
         path: of the file, which is held open; "" if the file's owner may write to it.
+        is_private: changes of the pages stay in this process.
 
     Attributes:
         before: the identity of the file when opened; None if not known.
     """
 
-    def __init__(self, pages: mmap.mmap, end: int, path: str) -> None:
-        self.pages, self.end, self.path = pages, end, path
+    def __init__(self, pages: mmap.mmap, end: int, path: str, *, is_private: bool) -> None:
+        self.pages, self.end, self.path, self._is_private = pages, end, path, is_private
         self.before: Identity | None = None
         with suppress(OSError):  # the file was removed; its pages remain
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,12 +90,13 @@ class Mapping:
     def pickled(self, name: str, array: Array) -> MappedArray | Array:
         """Return what another process needs to read an array in the pages: its place in the file.
 
-        The numbers themselves if the owner of the file or of the array may write to them. Local.
+        The numbers themselves if the owner of the file or of the array may write to them, or may
+        have changed private pages. Local.
 
         Args:
             name: name of the array in an error.
         """
-        if self.before is None or array.flags.writeable:
+        if self.before is None or self._is_private or array.flags.writeable:
             return np.asarray(array)
         first = np.frombuffer(self.pages, np.uint8).ctypes.data - (self.end - len(self.pages))
         place = array.ctypes.data - first
@@ -127,8 +129,9 @@ class MappedArray(NamedTuple):
         Raises:
             UserError: the file is missing, cannot be mapped, or has changed.
         """
-        with reopened(self.name, Path(self.path), self.before) as file:
-            pages = _pages(self.name, file)
+        name = f"{self.name} ({self.path})"
+        with reopened(name, Path(self.path), self.before) as file:
+            pages = _pages(name, file)
         return np.ndarray(self.shape, self.dtype, pages, self.place, self.strides)
 
 
@@ -142,4 +145,4 @@ def mapping_of(array: Any) -> Mapping | None:
     assert isinstance(pages, mmap.mmap)
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     path = str(array.filename) if array.filename and array.mode in ("r", "c") else ""
-    return Mapping(pages, begin + len(pages), path)
+    return Mapping(pages, begin + len(pages), path, is_private=array.mode == "c")

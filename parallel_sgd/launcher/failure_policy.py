@@ -23,8 +23,8 @@ _OPTIONS = {
 }
 
 
-class EndJob:
-    """The default: the first failed rank ends the job."""
+class FailurePolicy:
+    """What a failed rank means to a job. This class is the default: the failure ends the job."""
 
     #: Variables for the ranks.
     variables: Mapping[str, str] = {}
@@ -54,8 +54,8 @@ class EndJob:
         return None
 
 
-class Survive(EndJob):
-    """The remaining ranks go on after a failure. Needs Open MPI 5."""
+class ContinueJob(FailurePolicy):
+    """The remaining ranks continue after a failure. Needs Open MPI 5."""
 
     variables: Mapping[str, str] = {SURVIVE: "1"}
 
@@ -83,6 +83,6 @@ class Survive(EndJob):
         return f"not complete: {why}"
 
 
-def failure_policy(request: Request) -> EndJob:
+def failure_policy(request: Request) -> FailurePolicy:
     """Return the policy requested by the user."""
-    return Survive() if request.survive else EndJob()
+    return ContinueJob() if request.survive else FailurePolicy()

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
 from ..embedding import COUNTS, Table
-from ..errors import UserError
+from ..errors import RanksLost, UserError
 from ..kernels import row_kernels
 from ..validation import integer, shown
 from .client import Client
@@ -150,7 +151,8 @@ class RemoteTable:
     def discard_prefetched(self) -> None:
         """Discard prefetched rows, because a checkpoint has replaced the tables."""
         self._to_prefetch = None
-        self._retry(self._take_prefetched)
+        with suppress(RanksLost):  # the next request raises the same error
+            self._take_prefetched()
 
     def _take_prefetched(self) -> tuple[Ids, Rows] | None:
         """Return the prefetched ids and rows, if any. A later call returns None."""

@@ -275,6 +275,27 @@ def test_an_array_whose_file_is_removed_is_pickled_whole(folder):
     assert (x[:, 0] == VALUES).all() and (y == LABELS).all()
 
 
+def test_private_changes_of_mapped_arrays_are_pickled(folder):
+    """Also if a view of the changed pages is read-only."""
+    write_arrays(folder, VALUES, LABELS)
+    x = np.load(folder / "x.npy", mmap_mode="c")
+    x -= 100
+    view = np.broadcast_to(x, x.shape)
+    assert not view.flags.writeable
+    y = np.load(folder / "y.npy", mmap_mode="r")
+    again, _ = pickle.loads(pickle.dumps(data.Arrays(view, y))).arrays()
+    assert np.array_equal(again, x)
+
+
+def test_a_mapped_file_that_is_missing_is_named(folder):
+    write_arrays(folder, VALUES, LABELS)
+    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in "xy"]
+    kept = pickle.dumps(data.Arrays(*arrays))
+    (folder / "x.npy").unlink()
+    with pytest.raises(UserError, match=r"x \(.*x\.npy\): "):
+        pickle.loads(kept)
+
+
 @pytest.mark.parametrize("differ", ["nothing", "values", "labels"])
 def test_ranks_that_read_other_samples_disagree(row, differ, tmp_path):
     def body(comm: Communicator):

@@ -132,6 +132,16 @@ def test_samples_trained_again_are_counted_once(number: int, later: int) -> None
     assert {lost["samples_trained_again"] for lost in left} == {trained - TOTAL}
 
 
+def test_collectives_of_recoverable_ranks_take_arguments_by_name() -> None:
+    def body(comm: Communicator) -> list[float]:
+        array, gathered = np.full(2, 1.0 + comm.rank), np.zeros(4)
+        comm.allgather(array, receive=gathered, counts=[2, 2])
+        comm.broadcast(array=array)
+        return [*array, *gathered]
+
+    assert simulate_recovery(2, body, spares=1, timeout_s=20)[:2] == [[1, 1, 1, 1, 2, 2]] * 2
+
+
 def test_a_rank_that_joins_takes_up_no_checkpoint(tmp_path) -> None:
     """Those whose training it joins have begun with one."""
     body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64", folder=tmp_path)

@@ -8,6 +8,7 @@ joining rank gets the recorded results of the replaced rank.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -28,18 +29,20 @@ MOST_BYTES = 16 << 20
 """Most bytes of recorded arrays. Programs read their data on each rank, without collectives."""
 
 
-def _recorded(method: str, *, name: str | None = None, writes: int | None = None) -> Any:
+def _recorded(method: str, *, name: str | None = None, writes: str = "") -> Any:
     """Return a collective of `WithReplayLog`: the method of the communicator behind, recorded.
 
     Args:
         method: name of the method.
         name: name of the collective; default: that of the method.
-        writes: position of the array that the method writes; default: its result is recorded.
+        writes: the argument that the method writes, an array; default: its result is recorded.
     """
+    names = [*inspect.signature(getattr(Communicator, method)).parameters][1:]
+    place = names.index(writes) if writes else len(names)
 
     def collective(self: WithReplayLog, *args: Any, **options: Any) -> Any:
         call = partial(getattr(self._inner, method), *args, **options)
-        array = None if writes is None else args[writes]
+        array = args[place] if place < len(args) else options.get(writes)
         return self._replayed(name or method, call, array)
 
     return collective
@@ -65,9 +68,6 @@ class WithReplayLog(Communicator):
     def _inner(self) -> Any:
         """The communicator class behind this class."""
         return super()
-
-    def require_fixed_ranks(self, problem: str) -> None:
-        raise UserError(problem)
 
     def end_replay_log(self) -> None:
         """Stop recording and replay: training begins. Local."""
@@ -141,6 +141,6 @@ class WithReplayLog(Communicator):
 
     _allgather_bytes = _recorded("_allgather_bytes", name="allgather_object")
     sum_integers = _recorded("sum_integers")
-    broadcast = _recorded("broadcast", writes=0)
-    allgather = _recorded("allgather", writes=1)
-    alltoall = _recorded("alltoall", writes=2)
+    broadcast = _recorded("broadcast", writes="array")
+    allgather = _recorded("allgather", writes="receive")
+    alltoall = _recorded("alltoall", writes="receive")

@@ -91,7 +91,8 @@ class RankFailures(ContextDecorator):
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        raise_rank_failure(error, self._place)
+        if error is not None:
+            raise_rank_failure(error, self._place)
 
 
 def reconfigure_ranks(comm: Communicator) -> None:

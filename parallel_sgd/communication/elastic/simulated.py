@@ -115,6 +115,9 @@ class RecoveringThread(WithReplayLog, ThreadCommunicator):
         WithReplayLog.__init__(self, standby=group.has_standby, joins=group.generation > 0)
         self._group, self._number, self.generation = group, number, group.generation
 
+    def require_fixed_ranks(self, problem: str) -> None:
+        raise UserError(problem)
+
     @property
     def spares(self) -> int:
         return min(self._group.new_membership.spares, self._group.wanted - self.size)

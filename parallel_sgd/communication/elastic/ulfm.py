@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ...errors import RanksLost
+from ...errors import RanksLost, UserError
 from ..endpoint import Endpoint
 from ..job_environment import requested_spares
 from ..liveness.finish import CollectiveCounter, call_last
@@ -85,6 +85,9 @@ class FailureCheckedCommunicator(MpiCommunicator):
 
     Args: as `MpiCommunicator`.
     """
+
+    def require_fixed_ranks(self, problem: str) -> None:
+        raise UserError(problem)
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
         return FailureChecked(self._comm, super()._waits(name), name)

@@ -116,8 +116,8 @@ class Recovery(ABC):
         """Begin a session, or begin it again after a recovery. Local.
 
         Args:
-            session_state: returns the session's state, in a form that JSON can hold: stored with
-                each snapshot.
+            session_state: returns the session's state, of a type that can be sent to other ranks
+                (`communication.serialization`): stored with each snapshot.
         Returns:
             The session state stored with the restored snapshot; None without a rollback.
         """

@@ -113,9 +113,8 @@ class SharedSnapshot:
     def __init__(self, learner: Stateful, own: Snapshot | None) -> None:
         comm = self._comm = learner.comm
         self._own = own
-        wait_for(
-            learner.states
-        )  # dictionaries of a rank without a snapshot may lack entries until then
+        # Dictionaries of a rank without a snapshot may lack entries until then.
+        wait_for(learner.states)
         self._rules = {
             where: rule
             for name, state in learner.states.items()

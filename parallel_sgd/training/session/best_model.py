@@ -131,9 +131,8 @@ class BestModel:
             return row, False
         if not self._restore_best():
             state.latest = criterion
-            return row.with_event(
-                "best model not restored: a rank with a part of it has failed"
-            ), False
+            event = "best model not restored: a rank with a part of it has failed"
+            return row.with_event(event), False
         state.latest = state.best
         return row.with_event(f"restored the model of {state.best_samples} samples"), True
 
