@@ -1,4 +1,4 @@
-"""Handle the failure of a rank: end the job, or go on with the remaining ranks (`--survive`)."""
+"""Handle the failure of a rank: end the job, or continue with the remaining ranks (`--survive`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS = {
 
 
 class FailurePolicy:
-    """What a failed rank means to a job. This class is the default: the failure ends the job."""
+    """Policy for a failed rank. This class is the default: the failure ends the job."""
 
     #: Variables for the ranks.
     variables: Mapping[str, str] = {}
