@@ -165,7 +165,7 @@ def test_a_worker_may_be_killed_before_others_have_said_that_they_train(folder: 
     """It has trained with them: the job goes on, and does not start anew."""
     (folder / "late.py").write_text(LATE + LOSING)
     code, output = finished("run", "-n", "4", "--survive", "late.py", "30", "SIGKILL")
-    assert code == 0 and "started anew" not in output, output
+    assert code == 0 and "starts again in" not in output, output
     assert output.count("final -90.0 [40, 40]") == 2
 
 
