@@ -270,12 +270,13 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.wait()
         vector = gathered
         if state.base is not None:
-            vector = array_module(x).subtract(state.base, x, out=state.sent)
+            vector = array_module(x).subtract(state.base, x, out=state.sent)  # Δ_k
         if samples and not self._can_push(state, work, vector, bits):
             samples = 0
         state.served.discard()
         if not self.rules.pipeline:
             lost = state.residual
+            # Push g_k or Δ_k, and pull: x_k <- x.
             client.in_order(lambda: client.push(vector, lost, samples, factor, x, bits))
         else:
             self._merge_arrived(state, x, vector)

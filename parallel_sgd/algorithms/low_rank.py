@@ -137,8 +137,8 @@ class PowerSGD(Algorithm[PowerSGDState]):
         with trace.span("encode"):
             for name, g in gradient.items():
                 if name in q:
-                    state.errors[name] += g
-                    xp.matmul(q[name], as_matrix(state.errors[name]).T, out=p[name])
+                    state.errors[name] += g  # M = g + e
+                    xp.matmul(q[name], as_matrix(state.errors[name]).T, out=p[name])  # P = M Q
                 else:
                     p[name] = g
         state.p_exchange.sum(p.flat)
@@ -146,13 +146,14 @@ class PowerSGD(Algorithm[PowerSGDState]):
             for number, name in enumerate(q):
                 orthonormalize(p[name], work.samples, number)
                 error = state.errors[name]
-                xp.matmul(p[name], as_matrix(error), out=q[name])
+                xp.matmul(p[name], as_matrix(error), out=q[name])  # Q = M^T P
+                # e = M - P Q^T
                 kernels.low_rank_product(*map(flat, (p[name], q[name], error)), self.rank, True)
         if state.q_exchange is not None:
             state.q_exchange.sum(state.q)
         with trace.span("decode"):
             for name, g in gradient.items():
-                if name in q:
+                if name in q:  # g = P Q^T
                     kernels.low_rank_product(*map(flat, (p[name], q[name], g)), self.rank, False)
                     scale(q[name])
                 else:

@@ -16,6 +16,8 @@ from .codec import Array, Codec, register
 class UniformLevels(Codec):
     """4 or 8 bits per value: 2**bits - 1 evenly spaced levels around an exact zero.
 
+        step = max|v| / (2**(bits - 1) - 1)      code = round(v / step)      q = code * step
+
     Args:
         bits: 4 or 8.
         block_size: the number of values with a common spacing, a float32.
