@@ -42,64 +42,33 @@ from .tasks import TASKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--compression", action="store_true", help="compressed gradients against 32 bits"
+    add = parser.add_argument
+    add("--compression", action="store_true", help="compressed gradients against 32 bits")
+    tasks = "(default: all of the study, but PyTorch's; quick: its first)"
+    add("--task", choices=TASKS, nargs="+", help=tasks)
+    ranks = "of 4, 8, 16, 32, 64 (default: all; quick: 8, or 4 with --compression)"
+    add("--ranks", type=positive, nargs="+", metavar="K", help=ranks)
+    optimizers = "with --compression (default: all; quick: momentum)"
+    add("--optimizer", choices=OPTIMIZERS, nargs="+", help=optimizers)
+    contenders = "with --compression (default: all of each task and optimizer)"
+    add("--contender", choices=[*GRADIENTS, *BEGINNINGS], nargs="+", help=contenders)
+    seeds = "that are reported (default: 10; quick: 3)"
+    add("--seeds", type=positive, metavar="N", help=seeds)
+    tuning = (
+        "others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest "
+        "models; quick: 1)"
     )
-    parser.add_argument(
-        "--task",
-        choices=TASKS,
-        nargs="+",
-        help="(default: all of the study, but PyTorch's; quick: its first)",
+    add("--tuning-seeds", type=positive, metavar="N", help=tuning)
+    add("--quick", action="store_true", help="an eighth of the samples")
+    cores, jobs = len(os.sched_getaffinity(0)), "runs at a time (default: as many as cores)"
+    add("--jobs", type=positive, default=cores, metavar="N", help=jobs)
+    runs = "every run's losses, as JSON: written, and what is there already is not run again"
+    add("--runs", metavar="FILE", help=runs)
+    minutes = (
+        "with --compression: begin no run that will not have ended by then, and report "
+        "the lines that are complete; --runs lets the next call go on from there"
     )
-    parser.add_argument(
-        "--ranks",
-        type=positive,
-        nargs="+",
-        metavar="K",
-        help="of 4, 8, 16, 32, 64 (default: all; quick: 8, or 4 with --compression)",
-    )
-    parser.add_argument(
-        "--optimizer",
-        choices=OPTIMIZERS,
-        nargs="+",
-        help="with --compression (default: all; quick: momentum)",
-    )
-    parser.add_argument(
-        "--contender",
-        choices=[*GRADIENTS, *BEGINNINGS],
-        nargs="+",
-        help="with --compression (default: all of each task and optimizer)",
-    )
-    parser.add_argument(
-        "--seeds", type=positive, metavar="N", help="that are reported (default: 10; quick: 3)"
-    )
-    parser.add_argument(
-        "--tuning-seeds",
-        type=positive,
-        metavar="N",
-        help="others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest "
-        "models; quick: 1)",
-    )
-    parser.add_argument("--quick", action="store_true", help="an eighth of the samples")
-    parser.add_argument(
-        "--jobs",
-        type=positive,
-        default=len(os.sched_getaffinity(0)),
-        metavar="N",
-        help="runs at a time (default: as many as there are cores)",
-    )
-    parser.add_argument(
-        "--runs",
-        metavar="FILE",
-        help="every run's losses, as JSON: written, and what is there already is not run again",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=positive,
-        metavar="M",
-        help="with --compression: begin no run that will not have ended by then, and report "
-        "the lines that are complete; --runs lets the next call go on from there",
-    )
+    add("--minutes", type=positive, metavar="M", help=minutes)
 
 
 def main(options: argparse.Namespace) -> Report:

@@ -32,29 +32,20 @@ Found = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only", choices=SECTIONS, nargs="+", metavar="SECTION", help=", ".join(SECTIONS)
-    )
-    parser.add_argument(
-        "--values", type=positive, default=1 << 20, help="parameters of the model (default: 2**20)"
-    )
-    parser.add_argument(
-        "--rows", type=positive, default=10**7, help="of the embedding table (default: 10 million)"
-    )
-    parser.add_argument(
-        "--batch", type=positive, default=1 << 16, help="rows in a minibatch (default: 2**16)"
-    )
-    parser.add_argument("--servers", type=positive, default=3, help="at most (default: 3)")
-    parser.add_argument("--rounds", type=positive, default=7, help="of all cases (default: 7)")
-    parser.add_argument(
-        "--milliseconds", type=positive, default=500, help="of each case in a round (default: 500)"
-    )
-    parser.add_argument(
-        "--rate", type=bits_per_s, metavar="R", help="emulate hosts on links of 1gbit, 100mbit"
-    )
-    parser.add_argument(
-        "--hosts", type=positive, default=4, help="emulated, with the server's (default: 4)"
-    )
+    def add(name: str, default: int, help_text: str) -> None:
+        parser.add_argument(name, type=positive, default=default, help=help_text)
+
+    sections = ", ".join(SECTIONS)
+    parser.add_argument("--only", choices=SECTIONS, nargs="+", metavar="SECTION", help=sections)
+    add("--values", 1 << 20, "parameters of the model (default: 2**20)")
+    add("--rows", 10**7, "of the embedding table (default: 10 million)")
+    add("--batch", 1 << 16, "rows in a minibatch (default: 2**16)")
+    add("--servers", 3, "at most (default: 3)")
+    add("--rounds", 7, "of all cases (default: 7)")
+    add("--milliseconds", 500, "of each case in a round (default: 500)")
+    rates = "emulate hosts on links of 1gbit, 100mbit"
+    parser.add_argument("--rate", type=bits_per_s, metavar="R", help=rates)
+    add("--hosts", 4, "emulated, with the server's (default: 4)")
 
 
 def main(options: argparse.Namespace) -> Report:

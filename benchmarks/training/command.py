@@ -47,52 +47,24 @@ RATE = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        *("-n", "--hosts"), type=positive, default=4, help="one rank each (default: 4)"
-    )
-    parser.add_argument(
-        "--rate",
-        type=bits_per_s,
-        nargs="+",
-        default=[RATE],
-        metavar="R",
-        help="of each link: 100mbit, 1gbit, …, unlimited (default: 1gbit)",
-    )
-    parser.add_argument(
-        "--models",
-        choices=MODULES,
-        nargs="+",
-        help=f"(default: {' and '.join(MODELS)}; with --torch all)",
-    )
-    parser.add_argument("--torch", action="store_true", help="PyTorch's models on both sides")
-    parser.add_argument(
-        "--own-cost",
-        action="store_true",
-        help="with --torch, also: what the learner adds to a plain loop of one process",
-    )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="with --torch, also: the most memory of a rank, in processes of its own",
-    )
-    parser.add_argument(
-        "--here", action="store_true", help="ranks of this machine, and no emulated hosts"
-    )
-    parser.add_argument("--rounds", type=positive, default=3, help="of all contenders (default: 3)")
-    parser.add_argument(
-        "--only", choices=CONTENDERS, nargs="+", metavar="NAME", help="; ".join(CONTENDERS)
-    )
-    parser.add_argument(
-        "--to-loss", action="store_true", help="seconds until a test loss is reached"
-    )
-    parser.add_argument(
-        "--seeds", type=positive, default=3, help="with --to-loss: runs of each (default: 3)"
-    )
-    parser.add_argument(
-        "--runs",
-        metavar="FILE",
-        help="with --to-loss: the JSON of an earlier run, whose steps are not counted again",
-    )
+    add = parser.add_argument
+    add("-n", "--hosts", type=positive, default=4, help="one rank each (default: 4)")
+    rates = "of each link: 100mbit, 1gbit, …, unlimited (default: 1gbit)"
+    add("--rate", type=bits_per_s, nargs="+", default=[RATE], metavar="R", help=rates)
+    models = f"(default: {' and '.join(MODELS)}; with --torch all)"
+    add("--models", choices=MODULES, nargs="+", help=models)
+    add("--torch", action="store_true", help="PyTorch's models on both sides")
+    own_cost = "with --torch, also: what the learner adds to a plain loop of one process"
+    add("--own-cost", action="store_true", help=own_cost)
+    memory = "with --torch, also: the most memory of a rank, in processes of its own"
+    add("--memory", action="store_true", help=memory)
+    add("--here", action="store_true", help="ranks of this machine, and no emulated hosts")
+    add("--rounds", type=positive, default=3, help="of all contenders (default: 3)")
+    add("--only", choices=CONTENDERS, nargs="+", metavar="NAME", help="; ".join(CONTENDERS))
+    add("--to-loss", action="store_true", help="seconds until a test loss is reached")
+    add("--seeds", type=positive, default=3, help="with --to-loss: runs of each (default: 3)")
+    runs = "with --to-loss: the JSON of an earlier run, whose steps are not counted again"
+    add("--runs", metavar="FILE", help=runs)
 
 
 def main(options: argparse.Namespace) -> Summary:
