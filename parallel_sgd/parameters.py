@@ -147,10 +147,10 @@ def _require_arrays(arrays: Any) -> None:
         if not isinstance(name, str):
             raise UserError(f"parameters: name {shown(name)} must be a text: it is {kind_of(name)}")
         if isinstance(array, type) or not hasattr(array, "dtype") or not hasattr(array, "shape"):
-            hint = ", such as np.zeros(shape, np.float32)" if _is_shape(array) else ""
+            like = ", as from np.zeros(shape, np.float32)" if _is_shape(array) else ""
             raise UserError(
-                f"parameters[{name!r}]={shown(array)} must be an array with its initial values: it "
-                f"is {kind_of(array)}{hint}"
+                f"parameters[{name!r}]={shown(array)} must be an array with its initial values"
+                f"{like}: it is {kind_of(array)}"
             )
         libraries.add(array_module(array).__name__)
     if len(libraries) > 1:

@@ -137,11 +137,11 @@ def test_other_dtypes_are_refused(arrays, got):
     [
         (
             {"w": (20,)},
-            "parameters['w']=(20,) must be an array with its initial values: it is a tu",
+            "parameters['w']=(20,) must be an array with its initial values, as from np.ze",
         ),
         (
             {"w": 20},
-            "parameters['w']=20 must be an array with its initial values: it is an int, a s",
+            "parameters['w']=20 must be an array with its initial values, as from np.zeros(",
         ),
         ({"w": np.ndarray}, "parameters['w']=<class 'numpy.ndarray'> must be an array with its in"),
         ({"w": [1.0, 2.0]}, "parameters['w']=[1.0, 2.0] must be an array with its initial values"),
