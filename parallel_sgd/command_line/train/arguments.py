@@ -15,7 +15,7 @@ from ...errors import UserError
 from ...optimizers import OPTIMIZERS, Optimizer
 from ...options import all_options, values_of
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
-from ...training.checkpoint.files import KEEP
+from ...training.checkpoint.retention import KEEP
 from ...training.session.run_folder import CONFIG, OPTIONS
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build

@@ -13,7 +13,7 @@ from ...data import FORMATS, TASKS
 from ...optimizers import OPTIMIZERS
 from ...options import BySamples, Whole, all_options
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
-from ...training.checkpoint.files import KEEP
+from ...training.checkpoint.retention import KEEP
 from ...training.consistency import EVERY
 from ...training.session.options import FOLLOWS
 from ...version import __version__

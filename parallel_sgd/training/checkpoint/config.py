@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...validation import checked_path, integer, number, set_validated, shown
-from .files import KEEP, checkpoints_in
+from .files import checkpoints_in
+from .retention import KEEP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,6 @@ __all__ = ["CHECKPOINTS", "FORMAT", "Damaged", "Reader"]
 
 CHECKPOINTS = "checkpoints"  #: subfolder of a run's folder
 MANIFEST = "manifest.json"
-KEEP = 3  #: default number of checkpoints to keep, beside the best one
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
 CHECKSUM_FIELD = ',\n  "sha256": "'

@@ -10,6 +10,8 @@ from ...communication.job_environment import job_name
 from ...errors import UserError
 from . import files
 
+KEEP = 3  #: default number of checkpoints to keep, beside the best one
+
 Rating = tuple[float | None, str | None]  #: the metric of a checkpoint, and the job that wrote it
 
 

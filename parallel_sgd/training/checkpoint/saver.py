@@ -26,7 +26,7 @@ from . import files
 from .compatibility import compatibility_facts
 from .folder_lock import FolderLock
 from .pending_writes import add_pending_write, remove_pending_write
-from .retention import Retention
+from .retention import KEEP, Retention
 
 
 class Checkpoints:
@@ -61,7 +61,7 @@ class Checkpoints:
         self,
         folder: str | os.PathLike[str],
         *,
-        keep: int = files.KEEP,
+        keep: int = KEEP,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         require_safetensors()

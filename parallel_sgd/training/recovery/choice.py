@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from .base import Recoverable, Recovery
-from .reassembly import ServedLearner
+from .rank_shards import ServedLearner
 from .rollback import Rollback
 from .server_failover import ServerFailover
 

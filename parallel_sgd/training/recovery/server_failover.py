@@ -19,7 +19,7 @@ from ...parameter_server import Assembled, WorkerProgress, assemble
 from ...parameter_server.statistics import unpacked_statistics
 from ...state import Cause
 from .base import Reconfiguring
-from .reassembly import RankShards, ServedLearner, require_rows, resume_client
+from .rank_shards import RankShards, ServedLearner, require_rows, resume_client
 from .recovery_status import RecoveryStatus, ServedLosses, largest
 
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Reassembly of the servers after a failure: this rank's shards of the model, and its client."""
+"""Shards of the model on this rank, for the assembly after the failure of a server."""
 
 from __future__ import annotations
 
