@@ -74,6 +74,17 @@ def test_elastic_averaging_is_its_equations(comm, alpha):
     np.testing.assert_allclose(parameters.flat, center + beta * (x - center).mean(axis=0))
 
 
+def test_most_ranks_decide_and_not_the_largest_gradient(comm):
+    parameters = Parameters({"x": np.zeros(2)})
+    votes = np.full((comm.size, 2), [-1.0, 2.0])
+    votes[0, 0] = 5.0 * comm.size  # outvoted by two
+    with Learner(parameters, SGD(lr=1.0), majority_vote.MajorityVote(), comm) as learner:
+        learner.gradient.flat[...] = votes[comm.rank]
+        learner.step(samples=1)
+        learner.finish()
+    assert [*parameters.flat] == [np.sign(comm.size - 2), -1.0]
+
+
 @pytest.mark.parametrize("module", [easgd, majority_vote, top_k], ids=lambda m: m.__name__)
 def test_the_programs_check_themselves(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", "--check"])
