@@ -59,7 +59,7 @@ def test_the_first_fact_that_differs_is_named(on_ranks, usual, other, fact, valu
     [
         (
             lambda comm: comm.raise_together([3] if last(comm) else None),
-            "problem=[3] must be a text, or None",
+            "problem=[3] must be a text or None",
         ),
         (
             lambda comm: comm.require_agreement(None if last(comm) else {"a": 1}),
