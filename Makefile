@@ -50,10 +50,12 @@ AT_ONCE = $(MAKE) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) 
 ONE_RANK := $(filter %-1,$(WORLDS))
 
 # First what compiles the kernels: a job of the other tests has no time for that. Then three at a time
-# on two cores: tests that start jobs mostly wait. Worlds of more ranks have their turn alone.
+# on two cores, the longest first: tests that start jobs mostly wait, the others keep a core busy.
+# Worlds of more ranks have their turn alone.
 test: $(MPIS:%=.venv/%/installed)
 	$(AT_ONCE)2 test-compiling test-docs lint
-	$(AT_ONCE)3 $(addprefix test-integration-,$(MPIS)) test-threads test-unit test-processes $(ONE_RANK)
+	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
+		test-processes $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
