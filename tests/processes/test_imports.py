@@ -9,6 +9,15 @@ import pytest
 from limits import patience
 
 
+def printed(script: str) -> str:
+    """What a script prints in a process of its own, which writes nothing to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
 @pytest.mark.parametrize("module", ["parallel_sgd", "parallel_sgd.launcher.run"])
 def test_importing_the_package_starts_nothing(module):
     script = (
@@ -17,10 +26,7 @@ def test_importing_the_package_starts_nothing(module):
         "heavy |= {'PIL', 'pyarrow', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
-    )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert printed(script) == "[]\n"
 
 
 def test_public_names_are_imported_when_they_are_asked_for():
@@ -34,10 +40,7 @@ def test_public_names_are_imported_when_they_are_asked_for():
         "import inspect\n"
         "print('torch' in dict(inspect.getmembers(psgd)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
-    )
-    assert (done.stdout, done.stderr) == ("False False\nTrue True\nregister False\nFalse\n", "")
+    assert printed(script) == "False False\nTrue True\nregister False\nFalse\n"
 
 
 def test_a_run_imports_nothing_before_its_first_epoch_that_it_does_not_need(tmp_path):
