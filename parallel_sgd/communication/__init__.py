@@ -14,7 +14,7 @@ from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
 if TYPE_CHECKING:
-    from .communicator import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
+    from .agreement import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
     from .elastic.simulated import simulate_recovery
     from .endpoint import Endpoint
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "communicator": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
+    "agreement": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
     "elastic.simulated": ("simulate_recovery",),
     "endpoint": ("Endpoint",),
     "roles": ("WHOLE_MINIBATCH", "AllRanks", "Group", "Roles", "AllTrain"),

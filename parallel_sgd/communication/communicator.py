@@ -1,65 +1,24 @@
-"""Define the communicator: ranks, their collectives on arrays, and agreement between ranks."""
+"""Define the communicator: ranks, and their collectives on arrays."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
-from ..trace import NO_TRACE, Trace
-from ..validation import BOTH, choice, mapping, shown, with_plain_paths
+from ..errors import SharedError, UserError
+from ..validation import BOTH, choice
+from .agreement import Agreement
 from .endpoint import Endpoint
 from .messages import Array, Messages
-from .phrases import different_calls, different_values, in_words
-from .serialization import packed, unpacked
 from .timeouts import checked_timeout, default_timeout
 
 Counts = Sequence[int]
-Result = TypeVar("Result")
-
-PROBLEM = "raise_together"
-
-FINGERPRINT_FACTOR = 1_000_003
-"""Combines several numbers into a fingerprint: multiply by this factor, add the next number."""
-
-FINGERPRINT_PRIME = 2**24 - 3
-"""Modulus of fingerprints: squares summed over 2**15 ranks still fit into int64."""
 
 
-class ConsistencyCheck(Protocol):
-    """Compare state between all ranks inside `Communicator.agree`.
-
-    Attributes:
-        note: a number of this rank, 0 or more; `agree` sums the notes of all ranks.
-        notes: the sum of all ranks' notes in the latest agreement.
-        mark: a mark of this rank's minibatch, from 1 to below `FINGERPRINT_PRIME`; 0 if there is
-            none. Set by `fingerprint`.
-        marks_equal: all ranks had the same mark in the latest agreement.
-    """
-
-    note: int
-    notes: int
-    mark: int
-    marks_equal: bool
-
-    def fingerprint(self, steps: int) -> int:
-        """Return a fingerprint of the facts: differs if any fact differs. Local.
-
-        Args:
-            steps: steps taken since the latest agreement, the same on all ranks.
-        Returns:
-            A whole number, combined from the facts by `FINGERPRINT_FACTOR`.
-        """
-
-    def facts(self) -> dict[str, Any]:
-        """Return the facts behind the latest fingerprint, by name, for error texts. Local."""
-
-
-class Communicator(ABC):
+class Communicator(Agreement):
     """A fixed group of ranks, which call the same collectives in the same order.
 
     Attributes:
@@ -82,8 +41,6 @@ class Communicator(ABC):
     rank: int
     size: int
     timeout_s: float
-    trace: Trace = NO_TRACE
-    consistency: ConsistencyCheck | None = None
     learners: int = 0
     fault_tolerant: ClassVar[bool] = False
     generation: int = 0
@@ -92,9 +49,6 @@ class Communicator(ABC):
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
     _make_single: ClassVar[Callable[[], Communicator]]
     _hosts: list[str] | None = None
-    _problem: str | None = None
-    # A problem of this rank, about to be shared. The watchdog prints it if the other ranks are
-    # late: this rank may end before they arrive.
 
     @staticmethod
     def world(*, timeout_s: float | None = None, cuda_aware: bool = False) -> Communicator:
@@ -173,10 +127,6 @@ class Communicator(ABC):
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Copy `array` from rank `root` to all ranks, in place."""
 
-    @abstractmethod
-    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sum over the ranks of a few int64 values (exact in any order)."""
-
     def allgather_object(self, item: Any) -> list[Any]:
         """Return every rank's `item`, in rank order: for small objects at the start and in errors.
 
@@ -189,10 +139,6 @@ class Communicator(ABC):
                 `raise_together` with a problem instead.
         """
         return self._gather("allgather_object", item)
-
-    @abstractmethod
-    def _allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, in rank order: the transport of `allgather_object`."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -250,7 +196,7 @@ class Communicator(ABC):
     def _reconfigure(self, *, allow_join: bool) -> None:
         raise NotImplementedError(f"{type(self).__name__} is not fault-tolerant")
 
-    def end_replay_log(self) -> None:  # noqa: B027
+    def end_replay_log(self) -> None:
         """Stop recording collectives for ranks that join later: training begins."""
 
     def rebind(self, other: Communicator) -> None:
@@ -274,7 +220,7 @@ class Communicator(ABC):
         """Number of missing ranks for which a standby rank is available. Local."""
         return 0
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free the communicator's resources in MPI.
 
         MPI has room for some thousands of communicators. No operation may be pending. Communicators
@@ -289,11 +235,6 @@ class Communicator(ABC):
         """Close the communicator, unless an error may keep other ranks from closing theirs."""
         if error is None or isinstance(error, SharedError):
             self.close()
-
-    @property
-    def world_ranks(self) -> Sequence[int]:
-        """World ranks of this communicator's ranks, in order; used in error texts. Local."""
-        return range(self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier`."""
@@ -329,144 +270,6 @@ class Communicator(ABC):
         """
         if self.rank == 0:
             print(*values, **options)
-
-    def raise_together(self, problem: str | None) -> None:
-        """Raise on every rank if any rank has a problem; return if no rank has one.
-
-        Args:
-            problem: description of this rank's problem in one line, or None.
-        Raises:
-            SharedError: on all ranks, naming the ranks with the problem, or a rank's `problem` of a
-                type other than text.
-        """
-        if not isinstance(problem, str | None):  # report it to the waiting ranks, too
-            problem = f"problem={shown(problem)} must be a text or None"
-        self._problem = problem
-        try:
-            self._gather(PROBLEM, problem)
-        finally:
-            self._problem = None
-
-    def _gather(self, kind: str, item: Any) -> list[Any]:
-        """Gather every rank's item. Raise on all ranks if a rank came with a problem instead."""
-        try:
-            own = packed([kind, item])
-        except UserError as error:
-            self.raise_together(str(error))
-            raise
-        gathered = [unpacked(remote) for remote in self._allgather_bytes(own)]
-        problems = [remote if kind == PROBLEM else None for kind, remote in gathered]
-        where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
-        if where:
-            diverged = all(isinstance(text, NotFinite) for text in where)
-            raise (DivergedError if diverged else SharedError)(
-                "; ".join(
-                    text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
-                    for text, ranks in where.items()
-                )
-            )
-        different = different_calls([kind for kind, _ in gathered], self.world_ranks)
-        if different:
-            raise SharedError(different)
-        return [remote for _, remote in gathered]
-
-    def agree(
-        self,
-        problem: str | None,
-        samples: int = 0,
-        *,
-        equal: Mapping[str, int] | None = None,
-        steps: int = 1,
-    ) -> int:
-        """Return the sum of `samples` over the ranks, after checking for problems on any rank.
-
-        During training, ranks wait for each other only here, before any state changes. A rank with
-        a problem calls `agree` with that problem; the remaining ranks call `agree` with their
-        samples.
-
-        Args:
-            problem: description of this rank's problem in one line, or None.
-            samples: number of samples of this rank.
-            equal: integers required to be equal on all ranks, by name, in addition to
-                `consistency`.
-            steps: steps taken since the latest agreement. Expensive comparisons run only every few
-                steps.
-        Raises:
-            SharedError: on all ranks, if any rank has a problem, or if required values differ.
-
-        Cost: one sum of seven integers. All K fingerprints f are equal exactly if K·Σf² = (Σf)².
-        """
-        consistency = self.consistency if self.size > 1 else None
-        fingerprint = consistency.fingerprint(steps) if consistency else 0
-        for value in equal.values() if equal else ():
-            fingerprint = fingerprint * FINGERPRINT_FACTOR + value
-        fingerprint %= FINGERPRINT_PRIME
-        note, mark = (consistency.note, consistency.mark) if consistency else (0, 0)
-        problems = int(problem is not None)
-        own = np.array(
-            [samples, problems, fingerprint, fingerprint * fingerprint, note, mark, mark * mark],
-            np.int64,
-        )
-        self._problem = problem
-        try:
-            with self.trace.span("wait"):
-                sums = self.sum_integers(own).tolist()
-        finally:
-            self._problem = None
-        total, problems, fingerprints, squares, notes, marks, mark_squares = sums
-        if problems:
-            self.raise_together(problem)
-        # All K fingerprints f are equal exactly if K·Σf² = (Σf)² (Cauchy-Schwarz).
-        if self.size * squares != fingerprints * fingerprints:
-            self.require_agreement(
-                {**(consistency.facts() if consistency else {}), **(equal or {})}
-            )
-        if consistency:
-            consistency.notes = notes
-            consistency.marks_equal = marks > 0 and self.size * mark_squares == marks * marks
-        return int(total)
-
-    def together(self, prepare: Callable[[], Result]) -> Result:
-        """Call `prepare` on every rank; raise on all ranks if it raises a UserError on any rank.
-
-        Args:
-            prepare: any local function, such as loading a file.
-        Returns:
-            The result of `prepare` on this rank.
-        Raises:
-            SharedError: on all ranks, with the messages of the failed ranks.
-        """
-        result, problem = None, None
-        try:
-            result = prepare()
-        except UserError as error:
-            problem = str(error)
-        self.raise_together(problem)
-        return cast(Result, result)
-
-    def require_agreement(self, facts: dict[str, Any]) -> None:
-        """Check that all ranks have equal facts.
-
-        Args:
-            facts: values by name, compared by `repr`. A missing name counts as a difference.
-        Raises:
-            SharedError: on all ranks, naming the first different fact with the value of each rank,
-                or a rank's `facts` of a type other than a mapping from names.
-        """
-        try:
-            named = mapping("facts", facts, optional=False)
-        except UserError as error:
-            self.raise_together(str(error))  # report it to the waiting ranks, too
-            raise
-        texts = {name: with_plain_paths(repr(value)) for name, value in named.items()}
-        gathered = self._gather("require_agreement", texts)
-        for name in dict.fromkeys(name for remote in gathered for name in remote):
-            values = [remote.get(name, "nothing") for remote in gathered]
-            if different := different_values(name, values, self.world_ranks):
-                raise SharedError(different)
-
-    def _name(self, ranks: Sequence[int]) -> str:
-        return in_words([self.world_ranks[rank] for rank in ranks])
 
 
 class Closed:
