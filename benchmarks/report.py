@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -68,20 +68,12 @@ class Report:
 
     def print(self) -> None:
         """Print the table."""
-        cells = [("", "", "", "ratio", "of")]
-        cells += [
+        rows = [
             (r.name, _number(r.value), r.unit, "" if r.ratio is None else _number(r.ratio),
              r.reference)
             for r in self.rows
         ]  # fmt: skip
-        widths = [max(len(row[i]) for row in cells) for i in range(5)]
-        print(f"\n{self.title}")
-        for row in cells:
-            name, value, unit, ratio, reference = row
-            print(
-                f"{name:{widths[0]}}  {value:>{widths[1]}} {unit:{widths[2]}}  "
-                f"{ratio:>{widths[3]}}  {reference}".rstrip()
-            )
+        print(f"\n{self.title}\n", *table(("", "", "", "ratio", "of"), rows), sep="\n")
 
     def content(self) -> dict[str, Any]:
         """Return the content of the JSON file."""
@@ -143,15 +135,28 @@ def _made(kind: Any, value: Any) -> Any:
     return value
 
 
-def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:
-    """Print columns as wide as necessary, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        texts = (
-            f"{text:>{width}}" if i in numbers else f"{text:{width}}"
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(texts).rstrip())
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table with columns as wide as necessary.
+
+    A column after the first whose cells all begin with a number is aligned to the right.
+
+    >>> lines = table(("", "ms", "of"), [("encode", "3.5", ""), ("decode", "12 (13)", "all")])
+    >>> print("\\n".join(lines))
+    |        |      ms | of  |
+    | ------ | ------: | --- |
+    | encode |     3.5 |     |
+    | decode | 12 (13) | all |
+    """
+    columns = list(zip(head, *rows, strict=True))
+    lines = []
+    for number, cells in enumerate(columns):
+        filled = [cell for cell in cells[1:] if cell]
+        right = number and filled and all(re.match(r"[+-]?[\d.]", cell) for cell in filled)
+        width = max(3, *map(len, cells))
+        rule = "-" * (width - 1) + ":" if right else "-" * width
+        texts = [f"{cell:>{width}}" if right else f"{cell:{width}}" for cell in cells]
+        lines.append([texts[0], rule, *texts[1:]])
+    return [f"| {' | '.join(cells)} |" for cells in zip(*lines, strict=True)]
 
 
 def positive(text: str) -> int:

@@ -93,7 +93,6 @@ class Algorithms(Study[str]):
         *("", "K", "rates", "lr", "η", "gain", "loss"),
         *("less serial SGD", "", "peer", "less it", ""),
     )
-    numbers = range(1, 7)
     styles: ClassVar[dict[str, Style]] = {
         "serial": ("black", "-"),
         "serial Adam": ("black", ":"),

@@ -139,7 +139,7 @@ class Compression(Study[Cell]):
     """The results of each cell by contender."""
 
     columns = ("", "bits sent", "lr", "a quarter in", "{}", "less 32 bits", "", "median")
-    numbers, wide = range(1, 5), 3
+    wide = 3
     styles: ClassVar[dict[str, Style]] = {
         "32": ("black", "-"),
         "16": ("black", ":"),

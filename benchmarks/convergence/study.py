@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from ..panels import Axes, panels
-from ..report import DrawnReport, print_table
+from ..report import DrawnReport, table
 from ..statistics import Comparison, compare
 from .contenders import CONTENDERS
 from .task import Task
@@ -59,7 +59,6 @@ class Study(DrawnReport, Generic[Group]):
     """
 
     columns: ClassVar[Sequence[str]]  #: of the tables; {} is the task's measure
-    numbers: ClassVar[range]  #: columns of numbers
     wide: ClassVar[int] = 2  #: panels side by side
     styles: ClassVar[Mapping[str, Style]]  #: of the contenders' lines
 
@@ -102,9 +101,9 @@ class Study(DrawnReport, Generic[Group]):
         """Print a line for every result; the rows are for files."""
         print(f"\n{self.title}")
         for group, results in self.groups.items():
-            print("\n" + ": ".join(self.heading(group)))
             head = [text.format(self.task_of(group).measure.name) for text in self.columns]
-            print_table([head, *(self.cells(group, result) for result in results)], self.numbers)
+            lines = table(head, [self.cells(group, result) for result in results])
+            print("\n" + ": ".join(self.heading(group)), "", *lines, sep="\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw several figures: convergence.png means convergence-samples.png and more."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..panels import panels
-from ..report import DrawnReport, machine, print_table
+from ..report import DrawnReport, machine, table
 from .diary import diaries
 from .endless import LEARNERS, STOP, TRAINING
 from .job import OUTPUT, Job, processes_left
@@ -163,16 +163,13 @@ class Soaked(DrawnReport):
         self.result, self.machine = result, result.machine
 
     def print(self) -> None:
-        rows: list[tuple[str, ...]]
-        rows = [("", "rank", "", "warm", "end", "growth", "limit", "")]
+        head = ("", "rank", "", "warm", "end", "growth", "limit", "")
+        rows: list[tuple[str, ...]] = []
         for one in growths(self.result.samples):
             numbers = (f"{v:.1f}" for v in (one.first, one.last, one.growth, one.limit))
             flat = "flat" if one.flat else "GROWS"
             rows.append((one.part, str(one.rank), QUANTITIES[one.quantity], *numbers, flat))
-        print(f"\n{self.title}")
-        print_table(rows, (1, 3, 4, 5, 6))
-        for line in self.notes():
-            print(line)
+        print(f"\n{self.title}\n", *table(head, rows), "", *self.notes(), sep="\n")
 
     def notes(self) -> list[str]:
         """Count the growing quantities, and list problems."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..panels import panels
-from ..report import DrawnReport, Report, load, machine, print_table
+from ..report import DrawnReport, Report, load, machine, table
 from .outcome import Outcome, Tally
 from .scenarios import SCENARIOS
 from .soak import Soak, Soaked
@@ -58,10 +58,11 @@ class Summary(DrawnReport):
 
         Losses are multiples of an undisturbed run's loss; the difference is the mean, in nats.
         """
-        rows: list[tuple[str, ...]] = [
-            ("", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
-             "s to recover", "s to the end", "loss", "difference", "wrong", "hangs", "left behind")
-        ]  # fmt: skip
+        head = (
+            "", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
+            "s to recover", "s to the end", "loss", "difference", "wrong", "hangs", "left behind",
+        )  # fmt: skip
+        rows: list[tuple[str, ...]] = []
         tallies, said = self.results.tallies(), ""
         for tally in tallies:
             scenario, compared = SCENARIOS[tally.scenario], tally.comparison
@@ -81,10 +82,8 @@ class Summary(DrawnReport):
                 )
             )
             said = tally.scenario
-        print(f"\n{self.title}")
-        print_table(rows, range(3, 15))
-        for line in (*self.notes(), *self.faults()):
-            print(line)
+        words = *self.notes(), *self.faults()
+        print(f"\n{self.title}\n", *table(head, rows), "", *words, sep="\n")
 
     def notes(self) -> list[str]:
         """Describe each scenario, and the sums, in words."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..report import DrawnReport, print_table
+from ..report import DrawnReport, table
 from .contenders import BATCH
 from .figures import draw
 from .learning import Learned
@@ -23,10 +23,11 @@ class Summary(DrawnReport):
 
     def print(self) -> None:
         """Print medians, and in parentheses the least and the largest."""
-        rows = [
-            ("", "workers", "samples/s", "planner", "peak", "average speed-up", "test loss, nats",
-             "accuracy, %", "rate")
-        ]  # fmt: skip
+        head = (
+            "", "workers", "samples/s", "planner", "peak", "average speed-up", "test loss, nats",
+            "accuracy, %", "rate",
+        )  # fmt: skip
+        rows = []
         rates = {(one.contender, one.workers): _rate(one) for one in self.results.learned}
         for point in self.results.points():
             rows.append(
@@ -42,10 +43,7 @@ class Summary(DrawnReport):
                     rates.get((point.contender, point.workers), ""),
                 )
             )
-        print(f"\n{self.title}")
-        print_table(rows, range(1, 9))
-        for line in self.notes():
-            print(line)
+        print(f"\n{self.title}\n", *table(head, rows), "", *self.notes(), sep="\n")
 
     def notes(self) -> list[str]:
         """Describe the measurement for the table and the figure."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from parallel_sgd.command_line.units import bits_per_s
 
-from ..report import DrawnReport, load, machine
+from ..report import DrawnReport, load, machine, table
 from .contenders import CONTENDERS, HOOKS, PLAIN
 from .figures import TIMES, draw_times, draw_ways
 from .memory import Memory
@@ -212,7 +212,7 @@ def markdown_table(results: Results, model: str) -> list[str]:
     by_rate = [results.of(model, rate) for rate in rates]
     names = [name for name in CONTENDERS if any(name in times for times in by_rate)]
     rows = [[name, *(_cell(times, name) for times in by_rate)] for name in names]
-    return _markdown([called(model), *map(spoken, rates)], rows)
+    return table([called(model), *map(spoken, rates)], rows)
 
 
 def memory_table(results: Results) -> list[str]:
@@ -221,7 +221,7 @@ def memory_table(results: Results) -> list[str]:
     added = {(o.contender, o.model): f"{o.added_bytes / MIB:.0f}" for o in results.memory}
     names = dict.fromkeys(one.contender for one in results.memory)
     rows = [[name, *(added.get((name, model), "") for model in models)] for name in names]
-    return _markdown(["MiB added to a rank", *map(called, models)], rows)
+    return table(["MiB added to a rank", *map(called, models)], rows)
 
 
 def to_loss_table(results: Results) -> list[str]:
@@ -239,7 +239,7 @@ def to_loss_table(results: Results) -> list[str]:
             for way in those
         ]
         rows.append([name, counts, *cells])
-    return _markdown(["seconds to a loss", steps, *head], rows)
+    return table(["seconds to a loss", steps, *head], rows)
 
 
 def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
@@ -265,10 +265,6 @@ def _cell(times: dict[str, StepTime], name: str) -> str:
     if PLAIN in times and name != PLAIN:
         text += f", {times[PLAIN].seconds / seconds:.1f}{TIMES}"
     return text
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def called(model: str) -> str:

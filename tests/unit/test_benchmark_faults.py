@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from benchmark_players import options_of
 
+from benchmarks import report
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import child, leftovers, scenarios, soak, summary
 from benchmarks.faults import command as faults
@@ -29,7 +30,7 @@ from parallel_sgd import UserError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", [faults, soak])
+@pytest.mark.parametrize("module", [faults, report, soak])
 def test_examples_in_docstrings(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0 and failed == 0

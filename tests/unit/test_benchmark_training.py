@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import re
 import sys
 from functools import partial
 from itertools import pairwise
@@ -238,7 +239,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
         StepTime(**{**vars(time), "losses": list(time.losses)}) for time in results.times
     ]
     training.main(options_of(f"training --table {path}")).print()
-    lines = capsys.readouterr().out.splitlines()
+    lines = re.sub(" +", " ", capsys.readouterr().out).splitlines()
     assert lines[0] == "| 5M parameters | 1 Gbit/s | unlimited |"
     assert "| 1 bit | 0.050 s, 6.0\N{MULTIPLICATION SIGN} |" in lines[2]
     assert lines[4].startswith(f"| {PLAIN} | 0.300 s |")
