@@ -98,9 +98,9 @@ def test_the_table_says_spread_and_method(results, tmp_path, capsys):
     summary.Summary(results).write(path)
     speedup.main(options_of(f"speedup --table {path}")).print()
     out = capsys.readouterr().out
-    (line,) = (line for line in out.splitlines() if line.startswith("1 bit"))
-    assert "81,920 (81,920 to 102,400)   24,000  4.00" in line
-    assert "2.200 (2.100 to 2.400)" in line and line.endswith(" 0.2")
+    (line,) = (line for line in out.splitlines() if line.startswith("| 1 bit"))
+    assert "81,920 (81,920 to 102,400) |  24,000 | 4.00" in line
+    assert "2.200 (2.100 to 2.400)" in line and line.endswith(" 0.2 |")
     assert "20.0 GB/s" in out and "10.00 ms a minibatch of 256" in out
 
 
