@@ -69,8 +69,9 @@ lint: .venv/mpich/installed
 docs test-docs: .venv/mpich/installed
 	.venv/mpich/bin/python -m sphinx -W -n -E -q -b html -c docs -d build/doctrees . build/docs
 
-BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
-	--json benchmarks/results/$(2).json --figure benchmarks/results/$(2).png
+BENCH = .venv/mpich/bin/python -m benchmarks $(1) --json benchmarks/results/$(2).json
+DRAW = .venv/mpich/bin/python -m benchmarks $(1) \
+	--table benchmarks/results/$(2).json --figure benchmarks/results/$(3).png
 
 bench: .venv/mpich/installed
 	mkdir -p benchmarks/results
@@ -148,23 +149,34 @@ audit: $(MPIS:%=.venv/%/installed) .venv/audit/bin/pip-audit
 	$(PYTHON) -m venv .venv/audit
 	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.7,<3'
 
-figures: .venv/mpich/installed
-	.venv/mpich/bin/python -m benchmarks.redraw
+FAULTS := survive survive-hosts restarts openmpi mpich soak
+figures: .venv/mpich/installed $(FAULTS:%=figures-faults-%)
+	$(call DRAW,training,training,training)
+	$(call DRAW,training,training-torch-2,training-torch-2)
+	$(call DRAW,training,training-to-loss,training)
+	$(call DRAW,training,training-torch-to-loss,training-torch)
+	$(call DRAW,speedup,speedup,speedup)
+	$(call DRAW,convergence,convergence-runs,convergence)
+
+figures-faults-%: .venv/mpich/installed
+	$(call DRAW,faults,faults-$*,faults-$*)
 
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence,convergence)
+	$(call BENCH,convergence --figure benchmarks/results/convergence.png,convergence)
 
 # Killed and called again, it goes on where it was.
 convergence-compression: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --compression \
+		--figure benchmarks/results/convergence-compression.png \
 		--runs benchmarks/results/convergence-compression-runs.json,convergence-compression)
 
 # Likewise.
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --compression --task transformer transformer-long lstm fashion-mnist --seeds 5 \
+		--figure benchmarks/results/convergence-torch.png \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 
 test-unit: .venv/mpich/installed

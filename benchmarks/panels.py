@@ -32,6 +32,7 @@ def panels(
 
     Args:
         titles: of the panels, by key, in rows of at most `columns`.
+        path: of the figure, in the format of its suffix, PNG without a suffix.
         size: of a panel, width and height in inches.
         notes: lines below the figure.
         legend: place of the common legend, and its number of columns.
@@ -55,7 +56,8 @@ def panels(
             axes.set_title(titles[key], loc="left", size=10)
             axes.grid(alpha=0.25)
             axes.set_axisbelow(True)
-        head(figure, title)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
         yield by_key
         lines: dict[str, Any] = {}
         for axes in by_key.values():
@@ -66,17 +68,10 @@ def panels(
                 *(lines.values(), lines.keys()), loc=where, ncols=ncols, frameon=False, fontsize=9
             )
         figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
-        save(figure, path)
+        form = Path(path).suffix.removeprefix(".") or "png"
+        write_whole("--figure", path, lambda aside: figure.savefig(aside, dpi=110, format=form))
     finally:
         pyplot.close(figure)
-
-
-def head(figure: Any, title: str) -> None:
-    """Set the title, and remove the lines above and to the right of all panels."""
-    for axes in figure.axes:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
 
 
 def plain_log(axis: Any) -> None:
@@ -86,10 +81,3 @@ def plain_log(axis: Any) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def save(figure: Any, path: FilePath) -> None:
-    """Write a figure in the format of the file's suffix, PNG without one; and close it."""
-    form = Path(path).suffix.removeprefix(".") or "png"
-    write_whole("--figure", path, lambda aside: figure.savefig(aside, dpi=110, format=form))
-    require_matplotlib().close(figure)

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
+
+from .panels import FilePath, panels, plain_log
 
 T = TypeVar("T")
 
@@ -83,14 +84,30 @@ class Report:
             "rows": [asdict(row) for row in self.rows],
         }
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def draw(self, path: FilePath) -> None:
+        """Draw the ratio of every row that has one."""
+        rows = [row for row in reversed(self.rows) if row.ratio]
+        with panels({"": ""}, path, self.title, size=(12.0, 0.3 * len(rows))) as grid:
+            axes = grid[""]
+            axes.axvline(1, color="#d08a3c")
+            axes.plot([row.ratio for row in rows], range(len(rows)), "o", color="#2f6da8")
+            names = [f"{row.name}: {_number(row.value)} {row.unit}" for row in rows]
+            axes.set_yticks(range(len(rows)), names, fontsize=9)
+            for y, row in enumerate(rows):
+                text, place = f"of {row.reference}", axes.get_yaxis_transform()
+                axes.text(1.01, y, text, va="center", size=8, transform=place)
+            axes.set_xscale("log")
+            plain_log(axes.xaxis)
+            axes.set_xlabel("ratio to the reference at the right")
+
+    def write(self, path: FilePath) -> None:
         """Write the JSON file."""
         text = json.dumps(self.content(), indent=2) + "\n"
         pairs = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)  # of curves
         write_whole("--json", path, lambda aside: aside.write_text(pairs))
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Report:
+    def read(cls, path: FilePath) -> Report:
         """Read what `write` has written."""
         stored = load(path, _Stored)
         report = cls(stored.title)
@@ -105,15 +122,10 @@ class _Stored:
     rows: list[Row]
 
 
-class DrawnReport(Report, ABC):
-    """A report with more results than rows, and with figures of its own."""
-
-    @abstractmethod
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw the figure, or several figures with names that begin as `path` does."""
+DrawnReport = Report
 
 
-def load(path: str | os.PathLike[str], kind: type[T]) -> T:
+def load(path: FilePath, kind: type[T]) -> T:
     """Read a dataclass, with dataclasses in its fields, from a JSON file; skip other keys.
 
     Raises:

@@ -80,6 +80,9 @@ def main(options: argparse.Namespace) -> Report:
         return algorithms.carry_out(plan, runs)
 
 
+read = main
+
+
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return what the options choose of a study.
 

@@ -45,7 +45,8 @@ from .leftovers import namespaces_left, own_shared_memory
 from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
 from .soak import Soaked, measure
-from .summary import Results, Summary, read
+from .summary import Results, Summary
+from .summary import read as read_file
 
 Item = TypeVar("Item")
 
@@ -73,9 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", metavar="FOLDER", help="for the folders of runs that went wrong")
 
 
+def read(options: argparse.Namespace) -> Report:
+    return read_file(options.table)
+
+
 def main(options: argparse.Namespace) -> Report:
-    if options.table:
-        return read(options.table)
     if options.ranks < 3:
         raise UserError(f"ranks={options.ranks} must be at least 3: one is lost, and two go on")
     adopt_orphans()

@@ -69,9 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", metavar="FILE", help="the JSON of an earlier run: its accuracies are taken")
 
 
+def read(options: argparse.Namespace) -> Summary:
+    return Summary(load(options.table, Results))
+
+
 def main(options: argparse.Namespace) -> Summary:
-    if options.table:
-        return Summary(load(options.table, Results))
     workers = sorted({1, *options.hosts})
     asked = {
         "hosts": workers,

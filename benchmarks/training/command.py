@@ -39,7 +39,8 @@ from .contenders import CONTENDERS, PLAIN, TIMED, TIMED_MODULES, TO_LOSS, TO_LOS
 from .memory import measure_memory
 from .own_cost import own_costs
 from .step_times import measure_steps
-from .summary import Results, Summary, read
+from .summary import Results, Summary
+from .summary import read as read_results
 from .tasks import MANY, MODELS, MODULES
 from .to_loss import learn_all, learners_for, require_same_step, timed_for
 
@@ -67,9 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", metavar="FILE", help=runs)
 
 
+def read(options: argparse.Namespace) -> Summary:
+    return Summary(read_results(options.table), markdown=True)
+
+
 def main(options: argparse.Namespace) -> Summary:
-    if options.table:
-        return Summary(read(options.table), markdown=True)
     if options.hosts < 2:
         raise UserError(f"hosts={options.hosts} must be at least 2: alone nobody communicates")
     _require_known(options)
@@ -87,7 +90,7 @@ def main(options: argparse.Namespace) -> Summary:
         results.machine["torch"] = _torch_version()
     if options.to_loss:
         goal = results.goal
-        known = read(options.runs).runs if options.runs else []
+        known = read_results(options.runs).runs if options.runs else []
         learners = learners_for(names)
         with _playing(options, math.inf, [*names, *learners]) as playing:
             if PLAIN in names:

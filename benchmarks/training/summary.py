@@ -179,8 +179,13 @@ class Summary(DrawnReport):
         return content
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Several figures: training.png means training-5M.png, …, training-to-loss.png."""
+        """Draw the ways to a loss, or seconds a step of each model: training-5M.png and more."""
         path = Path(path)
+        if by_rate := self.results.ways():
+            title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
+            ways = {words(rate): ways for rate, ways in by_rate.items()}
+            draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
+            return
         for model in dict.fromkeys(model for model, _ in self.results.cases()):
             panels = {
                 words(rate): self.results.of(model, rate)
@@ -189,10 +194,6 @@ class Summary(DrawnReport):
             }
             title = f"{self.title}; {called(model)}, seconds a step"
             draw_times(panels, title, path.with_name(f"{path.stem}-{model}{path.suffix}"))
-        if by_rate := self.results.ways():
-            title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
-            ways = {words(rate): ways for rate, ways in by_rate.items()}
-            draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
 
 
 def read(path: str) -> Results:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from benchmark_players import options_of
 
-from benchmarks import panels
 from benchmarks.convergence.task import Held
 from benchmarks.report import load
 from benchmarks.speedup import command as speedup
@@ -96,7 +95,7 @@ def test_json_holds_hardware_and_options_and_is_read_as_it_was_written(results, 
 def test_the_table_says_spread_and_method(results, tmp_path, capsys):
     path = tmp_path / "speedup.json"
     summary.Summary(results).write(path)
-    speedup.main(options_of(f"speedup --table {path}")).print()
+    speedup.read(options_of(f"speedup --table {path}")).print()
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("| 1 bit"))
     assert "81,920 (81,920 to 102,400) |  24,000 | 4.00" in line
@@ -105,10 +104,9 @@ def test_the_table_says_spread_and_method(results, tmp_path, capsys):
 
 
 def test_the_figure(results, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn = []
-    save = panels.save
-    monkeypatch.setattr(panels, "save", lambda f, path: (drawn.append(f), save(f, path)))
+    kind = pytest.importorskip("matplotlib.figure").Figure
+    drawn, save = [], kind.savefig
+    monkeypatch.setattr(kind, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
     summary.Summary(results).draw(tmp_path / "speedup.png")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
     learned, scaled = drawn[0].axes

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from benchmarks import redraw
 from benchmarks.training.contenders import CONTENDERS, PLAIN
 from benchmarks.training.summary import Results, plain_seconds, read
 
@@ -220,17 +218,7 @@ def test_what_is_wrong_is_noticed(cell, seconds, times, expected):
     assert wrong(cell, seconds, times) is expected
 
 
-def test_every_figure_says_what_it_is_from():
+def test_every_file_of_results_says_what_it_is_from():
     text = (RESULTS / "README.md").read_text()
-    assert "\n".join(redraw.table()) in text
     files = {path.name for path in RESULTS.iterdir() if path.name != "README.md"}
     assert set(re.findall(r"\]\(([\w.-]+)\)", text)) == files
-
-
-def test_a_figure_is_drawn_again(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    (source,) = (each for each in redraw.FIGURES if each.results == "plan.json")
-    shutil.copy(RESULTS / "plan.json", tmp_path)
-    monkeypatch.setattr(redraw, "RESULTS", tmp_path)
-    assert redraw.main(list(source.figures)) == 0
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
