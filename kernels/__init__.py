@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from . import memory
-from .blocks import Blocks, cut, payload_offsets
+from .blocks import Blocks, IndexArray, cut, payload_offsets
 
 __all__ = [
     "Blocks",
+    "IndexArray",
     "array_module",
     "body",
     "cut",

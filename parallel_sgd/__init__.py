@@ -20,10 +20,10 @@ from . import starting
 
 starting.begin()
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .communication.liveness.abort import install_excepthook_if_launched
+from .lazy import on_first_use
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -132,26 +132,13 @@ _ROOMS = {
         *("TrainingSession", "load_checkpoint", "resume", "traced"),
     ),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on its first use."""
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = _ROOM_OF[name]
-    if room:
-        found = getattr(import_module(f".{room}", __name__), name)
-    else:
-        found = import_module(f".{name}", __name__)
-    globals()[name] = found
-    return found
+__getattr__, _names = on_first_use(__name__, _ROOMS)
 
 
 def __dir__() -> list[str]:
     """Return the public names, without `torch` unless imported: `help`, `inspect.getmembers` or a
     tab access all names, and PyTorch may not be installed."""
-    return sorted({*globals(), *_ROOM_OF.keys() - {"torch"}})
+    return [name for name in _names() if name != "torch" or name in globals()]
 
 
 install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

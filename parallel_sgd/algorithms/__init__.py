@@ -9,9 +9,10 @@ from .data_parallel import DataParallelSGD, DataParallelState
 from .exchange_state import ExchangeState
 from .local_updates import LocalUpdates, LocalUpdateState
 from .low_rank import PowerSGD, PowerSGDState
-from .outer import OuterStep
+from .outer import Averaging, Block, BlockMomentum, OuterNesterov, OuterStep, SlowMomentum
 from .period import BlockPeriod, Period
 from .presets import BlockMomentumSGD, CNTKBlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
+from .skipped import SavedOptimizer, Skipped
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
@@ -28,6 +29,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Averaging",
+    "Block",
+    "BlockMomentum",
     "BlockMomentumSGD",
     "BlockPeriod",
     "CNTKBlockMomentumSGD",
@@ -41,10 +45,14 @@ __all__ = [
     "LocalUpdates",
     "Minibatch",
     "ModelAveragingSGD",
+    "OuterNesterov",
     "OuterStep",
     "Period",
     "PowerSGD",
     "PowerSGDState",
+    "SavedOptimizer",
+    "Skipped",
     "SlowMo",
+    "SlowMomentum",
     "Work",
 ]

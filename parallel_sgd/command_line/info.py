@@ -32,9 +32,7 @@ from ..communication.job_environment import (
 )
 from ..errors import UserError
 from ..files import opened
-from ..launcher.host_resources import all_cores, usable_cores
-from ..launcher.hosts import MOST_RANKS
-from ..launcher.mpiexec import bound_mpi, find_mpiexecs, identify
+from ..launcher import MOST_RANKS, all_cores, bound_mpi, find_mpiexecs, identify, usable_cores
 from ..parameter_server.placement import DISPATCH, place
 from ..validation import checked_path, integer, line_of, require_use
 from .links import add_link_options, link_lines, measure_links, require_link_options

@@ -19,7 +19,7 @@ from ..costs import measure
 from ..errors import UserError
 from ..exchange import choose_plan, topology_for
 from ..exchange.plan import try_transports
-from ..launcher.options import add_ranks
+from ..launcher import add_ranks
 from ..parameters import Parameters
 from .on_ranks import answer, ask_ranks, slots_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
-from ..launcher.hosts import read_hostfile
+from ..launcher import read_hostfile
 
 
 def slots_of(hostfile: str | None) -> int | None:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from ..argument_parser import Parser
 from ..communication import default_timeout, simulate
-from ..launcher.options import add_ranks
-from ..launcher.run import THREAD_VARIABLES
+from ..launcher import THREAD_VARIABLES, add_ranks
 from ..validation import require_use
 from .train.arguments import read
 from .train.command import train_on

@@ -3,72 +3,148 @@
 Public names based on NumPy are imported on first use, since a launcher needs no NumPy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import RankFailed, RanksChanged
+from ..lazy import on_first_use
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
 from .elastic.retry import can_recover, reconfigure_ranks, retry
-from .job_environment import launched_rank, launched_size, without_launcher
-from .phrases import CHECKSUM
+from .job_environment import (
+    FOLDER,
+    GPUS_PER_RANK,
+    INTERFACE,
+    JOB,
+    LOG_DIR,
+    RANK_PROCESS,
+    RESTART,
+    SERVERS,
+    SURVIVE,
+    WAIT_TIMEOUT_S,
+    launched_local_rank,
+    launched_rank,
+    launched_size,
+    requested_servers,
+    without_launcher,
+)
+from .phrases import CHECKSUM, in_brief
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
 if TYPE_CHECKING:
     from .agreement import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
+    from .clocks import ClockReading, compare_clocks, rank_0_time
     from .elastic.simulated import simulate_recovery
-    from .endpoint import Endpoint
+    from .endpoint import HEADER_LENGTH, Endpoint, OtherLength
+    from .entry_point import abort_on_error
+    from .liveness.abort import install_excepthook_if_launched, print_labelled, user_message
+    from .liveness.heartbeat import Heartbeat, HeartbeatTable, RankState, make_heartbeat_table
+    from .liveness.preemption import listen, preemption_requested
+    from .liveness.rank_status import Status, report_start, report_status
+    from .liveness.watchdog import Watchdog
+    from .messages import PIECE_BYTES, PIECE_VALUES
+    from .mpi.init_timeout import kill_if_longer_than
+    from .mpi.nccl import Nccl
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
-    from .threads.communicator import simulate
+    from .serialization import packed, unpacked
+    from .threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld, simulate
+    from .threads.endpoint import Mailbox
     from .world import Communicator
 
 __all__ = [
     "CHECKSUM",
     "FINGERPRINT_FACTOR",
     "FINGERPRINT_PRIME",
+    "FOLDER",
+    "GPUS_PER_RANK",
+    "HEADER_LENGTH",
+    "INTERFACE",
+    "JOB",
+    "LOG_DIR",
+    "PIECE_BYTES",
+    "PIECE_VALUES",
+    "RANK_PROCESS",
+    "RESTART",
+    "SERVERS",
+    "SURVIVE",
     "TIMEOUT_S",
+    "WAIT_TIMEOUT_S",
     "WHOLE_MINIBATCH",
     "AllRanks",
     "AllTrain",
+    "ClockReading",
     "Communicator",
     "Endpoint",
     "Group",
+    "Heartbeat",
+    "HeartbeatTable",
     "InBackground",
+    "Mailbox",
+    "Nccl",
+    "OtherLength",
     "ProgramEnds",
     "RankFailed",
+    "RankState",
     "RanksChanged",
     "Roles",
+    "SimulatedFailure",
+    "Status",
+    "ThreadCommunicator",
+    "ThreadWorld",
+    "Watchdog",
+    "abort_on_error",
     "can_recover",
     "checked_timeout",
+    "compare_clocks",
     "default_timeout",
+    "in_brief",
+    "install_excepthook_if_launched",
+    "kill_if_longer_than",
+    "launched_local_rank",
     "launched_rank",
     "launched_size",
+    "listen",
+    "make_heartbeat_table",
+    "packed",
+    "preemption_requested",
+    "print_labelled",
     "program_ends",
+    "rank_0_time",
     "reconfigure_ranks",
+    "report_start",
+    "report_status",
+    "requested_servers",
     "retry",
     "simulate",
     "simulate_recovery",
+    "unpacked",
+    "user_message",
     "without_launcher",
 ]
 
-_MODULES = {
-    "agreement": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
-    "elastic.simulated": ("simulate_recovery",),
-    "endpoint": ("Endpoint",),
-    "roles": ("WHOLE_MINIBATCH", "AllRanks", "Group", "Roles", "AllTrain"),
-    "threads.communicator": ("simulate",),
-    "world": ("Communicator",),  # sets the functions that make a world
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(
+    __name__,
+    {
+        "clocks": ("ClockReading", "compare_clocks", "rank_0_time"),
+        "agreement": ("FINGERPRINT_FACTOR", "FINGERPRINT_PRIME"),
+        "elastic.simulated": ("simulate_recovery",),
+        "endpoint": ("HEADER_LENGTH", "Endpoint", "OtherLength"),
+        "entry_point": ("abort_on_error",),
+        "liveness.abort": ("install_excepthook_if_launched", "print_labelled", "user_message"),
+        "liveness.heartbeat": ("Heartbeat", "HeartbeatTable", "RankState", "make_heartbeat_table"),
+        "liveness.preemption": ("listen", "preemption_requested"),
+        "liveness.rank_status": ("Status", "report_start", "report_status"),
+        "liveness.watchdog": ("Watchdog",),
+        "messages": ("PIECE_BYTES", "PIECE_VALUES"),
+        "mpi.init_timeout": ("kill_if_longer_than",),
+        "mpi.nccl": ("Nccl",),
+        "roles": ("WHOLE_MINIBATCH", "AllRanks", "AllTrain", "Group", "Roles"),
+        "serialization": ("packed", "unpacked"),
+        "threads.communicator": (
+            "SimulatedFailure",
+            "ThreadCommunicator",
+            "ThreadWorld",
+            "simulate",
+        ),
+        "threads.endpoint": ("Mailbox",),
+        "world": ("Communicator",),  # sets the functions that make a world
+    },
+)

@@ -27,6 +27,7 @@ from .options import (
     problem_with,
     problem_with_largest,
 )
+from .step_search import find_step, message_room, sample_of_sums
 from .uniform_levels import UniformLevels
 
 __all__ = [
@@ -50,11 +51,14 @@ __all__ = [
     "checked_bits",
     "codec_for",
     "codec_from_dict",
+    "find_step",
+    "message_room",
     "problem_with",
     "problem_with_largest",
     "register",
     "registered_bits",
     "registered_codes",
     "require_float32",
+    "sample_of_sums",
     "unregister",
 ]

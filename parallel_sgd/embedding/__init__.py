@@ -5,12 +5,14 @@ The messages between workers and servers are in `parallel_sgd.parameter_server`.
 
 from .files import check_tables
 from .options import ArrayTable, Embedding, Table, Tables
+from .rows import RowTable
 from .tables import COUNTS, ServedTables
 
 __all__ = [
     "COUNTS",
     "ArrayTable",
     "Embedding",
+    "RowTable",
     "ServedTables",
     "Table",
     "Tables",

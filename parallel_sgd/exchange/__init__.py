@@ -2,6 +2,7 @@
 
 from .exchange import TRANSPORTS, Exchange
 from .layout import Bucket, Topology, cut_buckets, topology_for
+from .nccl import start_nccl
 from .options import ExchangeOptions, TransportOptions
 from .overlap import OverlappedExchange
 from .plan import ExchangePlan, choose_bits, choose_plan
@@ -22,5 +23,6 @@ __all__ = [
     "choose_bits",
     "choose_plan",
     "cut_buckets",
+    "start_nccl",
     "topology_for",
 ]

@@ -83,7 +83,7 @@ class JobStatus:
         return self.saw_all_finish or self.signed_on <= self.end_statuses.keys()
 
 
-def outcome(job: JobStatus, *, survive: bool) -> Outcome:
+def judge(job: JobStatus, *, survive: bool) -> Outcome:
     """Return the outcome of a job. The first condition that holds decides.
 
     Args:

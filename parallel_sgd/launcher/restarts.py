@@ -29,7 +29,7 @@ from ..communication.stderr import write_stderr
 from .failure_policy import failure_policy
 from .job import TIMED_OUT, Deadline, Signals, caught_signals, run_job
 from .options import Request
-from .outcome import Ending, Outcome, outcome
+from .outcome import Ending, Outcome, judge
 from .reachable_hosts import Hosts
 from .supervisor import Supervisor
 
@@ -180,7 +180,7 @@ class Restarts:
                 stdin=subprocess.DEVNULL,  # mpiexec must not read the user's input, or stop for it
             )
             code = end.code
-            judged = outcome(supervisor.job_status(code), survive=request.survive)
+            judged = judge(supervisor.job_status(code), survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
             if judged.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
                 self._warn_if_uncertain(code, judged)

@@ -38,8 +38,7 @@ from jobs import (
     within,
 )
 
-from parallel_sgd.launcher.mpiexec import bound_mpi
-from parallel_sgd.launcher.run import THREAD_VARIABLES
+from parallel_sgd.launcher import THREAD_VARIABLES, bound_mpi
 
 RANKS = 3
 MPIS = ("MPICH", "Open MPI")
@@ -52,7 +51,7 @@ BESIDE = Path(__file__).with_name("beside.py")
 COMMANDS = """
 import contextlib, io, json, sys, time
 from pathlib import Path
-from parallel_sgd.command_line.main import main
+from parallel_sgd.__main__ import main
 ends = []
 for line in json.loads(sys.argv[1]):
     said, began = io.StringIO(), time.monotonic()

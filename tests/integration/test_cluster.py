@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TORCH, TRAIN, alive, executed, started, within
 
-from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+from parallel_sgd.__main__ import main
+from parallel_sgd.command_line import BURST, emulated_hosts, payload_rate
 from parallel_sgd.command_line.cluster.namespaces import PROGRAMS
-from parallel_sgd.command_line.main import main
 
 CUT_S = 40.0  #: a job whose host is cut off has ended after so long
 

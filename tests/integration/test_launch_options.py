@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, executed
 
-from parallel_sgd.launcher.mpiexec import bound_mpi
+from parallel_sgd.launcher import bound_mpi
 
 SCRIPT = """
 import os, signal, sys
@@ -75,7 +75,7 @@ def slurm() -> None:
 EARLY = """
 import sys
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.communication.job_environment import launched_local_rank
+from parallel_sgd.communication import launched_local_rank
 if len(sys.argv) > 1 and launched_local_rank() == 1:
     raise UserError("this one cannot go on")
 comm = Communicator.world()

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 from jobs import PARALLEL_SGD, SECONDS, alive, by_ranks, executed, started, within
 
-from parallel_sgd.launcher.mpiexec import Mpiexec, bound_mpi, choose_mpiexec
-from parallel_sgd.launcher.options import Request
-from parallel_sgd.launcher.run import plan
+from parallel_sgd.launcher import Mpiexec, Request, bound_mpi, choose_mpiexec, plan
 
 RANKS = 3
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from mutations import Mutation, nothing
 
-from parallel_sgd.algorithms import LocalUpdates, OuterStep
-from parallel_sgd.algorithms.outer import Averaging, BlockMomentum, OuterNesterov, SlowMomentum
+from parallel_sgd.algorithms import (
+    Averaging,
+    BlockMomentum,
+    LocalUpdates,
+    OuterNesterov,
+    OuterStep,
+    SlowMomentum,
+)
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.kernels import body
 

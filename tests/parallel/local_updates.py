@@ -28,8 +28,7 @@ from parallel_sgd import (
     Optimizer,
     SlowMo,
 )
-from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.algorithms.algorithm import Algorithm
+from parallel_sgd.algorithms import Algorithm, LocalUpdates
 from parallel_sgd.models import MLP
 from parallel_sgd.schedules import Steps
 

@@ -20,7 +20,7 @@ from cases import CODECS
 import parallel_sgd
 from parallel_sgd import Algorithm, Communicator, DataParallelSGD
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.communication.threads.communicator import ThreadCommunicator
+from parallel_sgd.communication import ThreadCommunicator
 from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import Exchange
 

@@ -12,7 +12,7 @@ from invariants import nothing_lost, same_bits, same_on_all_ranks
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, Optimizer
 from parallel_sgd.errors import DivergedError
-from parallel_sgd.training.state.state_tree import capture, flatten
+from parallel_sgd.training import capture, flatten
 
 ADAM, MOMENTUM = psgd.Adam(lr=0.01), psgd.MomentumSGD(lr=0.1)
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}

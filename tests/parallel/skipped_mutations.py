@@ -6,8 +6,7 @@ import numpy as np
 from mutations import Mutation, nothing
 
 from parallel_sgd import DataParallelASGD, DataParallelSGD
-from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.algorithms.skipped import SavedOptimizer, Skipped
+from parallel_sgd.algorithms import LocalUpdates, SavedOptimizer, Skipped
 from parallel_sgd.communication import phrases
 from parallel_sgd.exchange import OverlappedExchange
 from parallel_sgd.training.runner import AlgorithmRunner

@@ -39,8 +39,8 @@ from parallel_sgd import (
 from parallel_sgd.data import RankSource, Source
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.schedules import Linear
+from parallel_sgd.training import capture
 from parallel_sgd.training.checkpoint import files as checkpoint_files
-from parallel_sgd.training.state.state_tree import capture
 
 WHOLE = (4, 0, 3, 5, 2, 6)  #: samples of the minibatches of the warm start
 END = 18  #: of it; the last of them is taken whole

@@ -23,14 +23,12 @@ from invariants import nothing_lost
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
-from parallel_sgd.algorithms import Work
-from parallel_sgd.algorithms.data_parallel import DataParallelState
+from parallel_sgd.algorithms import DataParallelState, Work
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
+from parallel_sgd.training import LOCK, capture, flatten
 from parallel_sgd.training.checkpoint import files as checkpoint_files
-from parallel_sgd.training.checkpoint.folder_lock import LOCK
 from parallel_sgd.training.state import state_tree
-from parallel_sgd.training.state.state_tree import capture, flatten
 
 STEPS = 7
 

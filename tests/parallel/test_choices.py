@@ -38,7 +38,7 @@ from parallel_sgd.exchange import (
     cut_buckets,
     plan,
 )
-from parallel_sgd.training.state.state_tree import capture, restore
+from parallel_sgd.training import capture, restore
 
 LARGE, SMALL = 200_000, 3_000  #: values of two buckets
 

@@ -22,7 +22,7 @@ from parallel_sgd import (
     load_checkpoint,
     simulate,
 )
-from parallel_sgd.embedding.rows import RowTable
+from parallel_sgd.embedding import RowTable
 from parallel_sgd.training import Checkpoints
 from parallel_sgd.training.checkpoint import files as checkpoint_files
 

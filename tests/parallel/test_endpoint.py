@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from parallel_sgd.communication.endpoint import HEADER_LENGTH, OtherLength
+from parallel_sgd.communication import HEADER_LENGTH, OtherLength
 
 pytestmark = pytest.mark.messages
 

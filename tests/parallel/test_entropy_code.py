@@ -10,8 +10,14 @@ from cases import BLOCK_SIZE, LAYOUTS, case
 from invariants import conserves_gradients, same_on_all_ranks
 
 from parallel_sgd import Communicator, Parameters
-from parallel_sgd.compression import Codec, EntropyCoded, Mixed, codec_for
-from parallel_sgd.compression.step_search import find_step, sample_of_sums
+from parallel_sgd.compression import (
+    Codec,
+    EntropyCoded,
+    Mixed,
+    codec_for,
+    find_step,
+    sample_of_sums,
+)
 from parallel_sgd.exchange import Exchange, Topology, cut_buckets
 from parallel_sgd.patterns import Patterns
 

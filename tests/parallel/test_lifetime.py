@@ -15,12 +15,11 @@ from cases import shared
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
-from parallel_sgd.communication import InBackground
-from parallel_sgd.communication.threads.communicator import ThreadCommunicator
+from parallel_sgd.communication import InBackground, ThreadCommunicator
 from parallel_sgd.errors import SharedError
 from parallel_sgd.state import wait_for
+from parallel_sgd.training import LOCK
 from parallel_sgd.training.checkpoint import files as checkpoint_files
-from parallel_sgd.training.checkpoint.folder_lock import LOCK
 
 ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "in the foreground": psgd.DataParallelSGD(gradient_bits=1),

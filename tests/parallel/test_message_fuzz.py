@@ -13,9 +13,9 @@ from served_training import asynchronous, learner_of
 import parallel_sgd as psgd
 from parallel_sgd import UserError, simulate
 from parallel_sgd.errors import SharedError
-from parallel_sgd.parameter_server import Kind
+from parallel_sgd.parameter_server import Kind, Message
 from parallel_sgd.parameter_server.conversation import Ask
-from parallel_sgd.parameter_server.wire import ANSWERS, NAMES, Message, _checksum
+from parallel_sgd.parameter_server.wire import ANSWERS, NAMES, _checksum
 
 MESSAGES = int(os.environ.get("PARALLEL_SGD_FUZZ_MESSAGES", "800"))
 

@@ -16,9 +16,8 @@ from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, n
 import parallel_sgd as psgd
 from parallel_sgd.data import RankSource, Source, with_next
 from parallel_sgd.errors import SharedError, UserError
-from parallel_sgd.training.feed import Feed
+from parallel_sgd.training import Feed, NoRecovery
 from parallel_sgd.training.minibatch_ledger import MinibatchLedger
-from parallel_sgd.training.recovery.base import NoRecovery
 
 
 def ahead(minibatches):

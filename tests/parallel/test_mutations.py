@@ -57,8 +57,7 @@ from skipped import (
 from skipped_mutations import LEFT_OUT_MUTATIONS
 
 from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.communication import messages
-from parallel_sgd.communication.threads.communicator import ThreadCommunicator
+from parallel_sgd.communication import ThreadCommunicator, messages
 from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import scheduler
 

@@ -24,12 +24,12 @@ from served_training import (
 )
 
 from parallel_sgd import SGD, Learner, Parameters, UserError, simulate
-from parallel_sgd.communication.endpoint import HEADER_LENGTH
+from parallel_sgd.communication import HEADER_LENGTH
 from parallel_sgd.errors import SharedError
-from parallel_sgd.parameter_server import Kind
+from parallel_sgd.parameter_server import Kind, Message
 from parallel_sgd.parameter_server.conversation import Ask
 from parallel_sgd.parameter_server.requests import Answers
-from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
+from parallel_sgd.parameter_server.wire import NAMES, _checksum
 
 pytestmark = pytest.mark.messages
 

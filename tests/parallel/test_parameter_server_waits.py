@@ -10,8 +10,7 @@ from served_training import asynchronous, beside_and_apart, learner_of, put_grad
 
 from parallel_sgd import SGD, Checkpoints, UserError, simulate
 from parallel_sgd.errors import SharedError
-from parallel_sgd.parameter_server import Client
-from parallel_sgd.parameter_server.server import Server
+from parallel_sgd.parameter_server import Client, Server
 
 SECONDS = 15  #: after which a wait counts as endless; the rest of the job then ends, too
 

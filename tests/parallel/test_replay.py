@@ -19,7 +19,7 @@ from served_training import (
 )
 
 from parallel_sgd import SGD, Communicator, MomentumSGD, UserError, simulate
-from parallel_sgd.parameter_server.order import RecordedOrder
+from parallel_sgd.parameter_server import RecordedOrder
 
 RUNS = {
     "async": {},

@@ -10,7 +10,7 @@ from sessions import SIZE, TESTED, data, learner_of, model, without_seconds
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.training.checkpoint.files import MANIFEST, checkpoints_in
+from parallel_sgd.training import MANIFEST, checkpoints_in
 
 pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
 

@@ -20,7 +20,7 @@ from skipped import (
 )
 
 import parallel_sgd as psgd
-from parallel_sgd.training.recovery.snapshot import Snapshot
+from parallel_sgd.training import Snapshot
 
 pytestmark = [pytest.mark.threads(1, 3), pytest.mark.ranks(3)]
 

@@ -22,7 +22,7 @@ from parallel_sgd import (
     UserError,
     load_checkpoint,
 )
-from parallel_sgd.embedding.rows import RowTable
+from parallel_sgd.embedding import RowTable
 from parallel_sgd.errors import SharedError
 from parallel_sgd.schedules import Schedule, Steps
 from parallel_sgd.training import Checkpoints

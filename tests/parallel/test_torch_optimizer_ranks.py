@@ -16,7 +16,7 @@ from torch_models import MODELS, OPTIMIZERS, Branches, batch, made, values
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
 from parallel_sgd.torch.optimizer.document import mapped
-from parallel_sgd.training.recovery.snapshot import SharedSnapshot, Snapshot
+from parallel_sgd.training import SharedSnapshot, Snapshot
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),

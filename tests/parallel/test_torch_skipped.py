@@ -16,8 +16,7 @@ from torch_models import MODELS, Branches, batch, learner_of, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd.errors import DivergedError
-from parallel_sgd.training.recovery.snapshot import Snapshot
-from parallel_sgd.training.state.state_tree import capture, flatten
+from parallel_sgd.training import Snapshot, capture, flatten
 
 pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(3), pytest.mark.ranks(3)]
 

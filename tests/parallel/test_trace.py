@@ -26,13 +26,12 @@ from parallel_sgd import (
 )
 from parallel_sgd import trace as trace_module
 from parallel_sgd.algorithms import Algorithm
-from parallel_sgd.communication.clocks import compare_clocks
+from parallel_sgd.communication import compare_clocks
 from parallel_sgd.errors import SharedError
 from parallel_sgd.models import MLP
 from parallel_sgd.options import option, options
 from parallel_sgd.trace import NO_TRACE, Trace
-from parallel_sgd.training import step_timer, trace_file
-from parallel_sgd.training.trace_file import traced
+from parallel_sgd.training import step_timer, trace_file, traced
 
 AHEAD_S = 1000.0  #: by which the clock of every rank is ahead of that of the rank before
 

@@ -9,8 +9,7 @@ from wrong_results import LastBlockIsLost, with_exchange
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
 from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
-from parallel_sgd.communication import AllTrain
-from parallel_sgd.communication.roles import AllRanks
+from parallel_sgd.communication import AllRanks, AllTrain
 from parallel_sgd.state import across, workspace
 
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is

@@ -8,8 +8,7 @@ import numpy as np
 from mutations import Instead
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, SlowMo
-from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.algorithms.outer import Averaging, OuterNesterov
+from parallel_sgd.algorithms import Averaging, ExchangeState, OuterNesterov
 
 RANKS = 3  #: on which they are caught
 

@@ -19,17 +19,16 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.communication.job_environment import FOLDER, JOB, RESTART, SURVIVE
-from parallel_sgd.training import RunFolder
+from parallel_sgd.communication import FOLDER, JOB, RESTART, SURVIVE
+from parallel_sgd.training import LOCK, FolderLock, RunFolder
 from parallel_sgd.training.checkpoint import files as checkpoint_files
 from parallel_sgd.training.checkpoint import folder_lock
 from parallel_sgd.training.checkpoint.files import set_aside_after
-from parallel_sgd.training.checkpoint.folder_lock import LOCK, FolderLock
 
 HOLDS = """
 import sys
 from pathlib import Path
-from parallel_sgd.training.checkpoint.folder_lock import FolderLock
+from parallel_sgd.training import FolderLock
 lock = FolderLock("output", Path(sys.argv[1]))
 lock.hold()
 print("holds", flush=True)

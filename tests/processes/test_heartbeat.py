@@ -13,19 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.communication.elastic.eviction import evict_unresponsive_ranks, unresponsive
-from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.heartbeat import (
-    HEARTBEAT_BYTES,
+from parallel_sgd.communication import (
+    FOLDER,
     Heartbeat,
     HeartbeatTable,
     RankState,
-    _birth,
+    Status,
     make_heartbeat_table,
 )
-from parallel_sgd.communication.liveness.rank_status import Status
-from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
-from parallel_sgd.launcher.supervisor import Supervisor
+from parallel_sgd.communication.elastic.eviction import evict_unresponsive_ranks, unresponsive
+from parallel_sgd.communication.liveness.heartbeat import HEARTBEAT_BYTES, _birth
+from parallel_sgd.launcher import Ending, Outcome, Supervisor, judge
 
 RANKS = 7
 
@@ -105,7 +103,7 @@ def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
 WRITER = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.liveness.heartbeat import Heartbeat, make_heartbeat_table
+from parallel_sgd.communication import Heartbeat, make_heartbeat_table
 table = make_heartbeat_table(Path(sys.argv[1]), 2)
 for number in range(1, 100_000):
     table.write(Heartbeat(1, number, number, number, number, number, number, ""))
@@ -182,6 +180,6 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
         while said is None and time.monotonic() < until:
             said = supervisor.reason_to_end()
         assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
-        assert outcome(supervisor.job_status(1), survive=False) == Outcome(Ending.LOST, said)
+        assert judge(supervisor.job_status(1), survive=False) == Outcome(Ending.LOST, said)
         assert supervisor.silent_exit_line() is None
     assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL

@@ -12,18 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallel_sgd.communication.phrases import in_brief
-from parallel_sgd.launcher import rank_reports
-from parallel_sgd.launcher.options import parse
+from parallel_sgd.communication import in_brief
+from parallel_sgd.launcher import Supervisor, parse, rank_reports
 from parallel_sgd.launcher.restarts import _has_output_files
-from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 3
 
 #: A rank that fails, and is killed before it can do anything else.
 FAILS = """
 import os, signal, sys
-from parallel_sgd.communication.liveness.rank_status import report_start
+from parallel_sgd.communication import report_start
 from parallel_sgd.communication.liveness.abort import report
 from parallel_sgd.errors import SharedError, UserError
 report_start()

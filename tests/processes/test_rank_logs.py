@@ -45,7 +45,7 @@ def test_nothing_that_a_killed_rank_has_written_is_lost(
 
 FULL_LOG = """
 from parallel_sgd.launcher.rank_logs import redirect_output
-from parallel_sgd.communication.liveness.abort import print_labelled
+from parallel_sgd.communication import print_labelled
 from disks import files_of_at_most
 redirect_output("logs", 3)
 with files_of_at_most(0):

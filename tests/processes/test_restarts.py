@@ -21,14 +21,18 @@ import pytest
 from limits import patience
 from test_launcher import MPICH, OPEN_MPI
 
+from parallel_sgd.communication import Status
 from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.liveness.rank_status import Status
-from parallel_sgd.launcher import restarts
-from parallel_sgd.launcher.hosts import read_hostfile
-from parallel_sgd.launcher.options import Request
-from parallel_sgd.launcher.reachable_hosts import Hosts
-from parallel_sgd.launcher.restarts import Restarts, job_variables
-from parallel_sgd.launcher.run import Launch, plan
+from parallel_sgd.launcher import (
+    Hosts,
+    Launch,
+    Request,
+    Restarts,
+    job_variables,
+    plan,
+    read_hostfile,
+    restarts,
+)
 
 RANKS = 3
 
@@ -325,7 +329,7 @@ def test_hosts_are_waited_for_as_often_as_was_asked(play, monkeypatch, capsys):
 
 FORKED = """
 import os, signal, time
-from parallel_sgd.communication.liveness.preemption import preemption_requested, listen
+from parallel_sgd.communication import preemption_requested, listen
 listen()
 reads, writes = os.pipe()
 child = os.fork()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
-from parallel_sgd.communication.liveness.rank_status import Status
+from parallel_sgd.communication import FOLDER, SURVIVE, Status
 from parallel_sgd.launcher.cleanup import ranks_running
 from parallel_sgd.launcher.rank_reports import RankReports
 from parallel_sgd.launcher.startup import StartupMonitor
@@ -118,7 +117,7 @@ def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
 #: A rank that finds no launcher on its host.
 ELSEWHERE = """
 import sys
-from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
+from parallel_sgd.communication import Status, report_start, report_status
 report_start()
 if sys.argv[1] == "trains":
     report_status(Status.TRAINS)

@@ -18,19 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.rank_status import Status
+from parallel_sgd.communication import FOLDER, Status
+from parallel_sgd.launcher import Ending, Outcome, Supervisor, judge
 from parallel_sgd.launcher import cleanup as leftovers
 from parallel_sgd.launcher import supervisor as supervisor_module
-from parallel_sgd.launcher.outcome import Ending, Outcome, outcome
-from parallel_sgd.launcher.supervisor import Supervisor
 
 RANKS = 4
 
 #: A rank: it signs on at a line from the launcher, and waits; a child of its own outlives it.
 RANK = """
 import os, signal, sys
-from parallel_sgd.communication.liveness.rank_status import report_start
+from parallel_sgd.communication import report_start
 signal.signal(signal.SIGUSR1, lambda *_: os.execvp("sleep", ["sleep", "60"]))
 os.environ[sys.argv[1]] = sys.stdin.readline().strip()
 report_start()
@@ -99,7 +97,7 @@ def test_who_has_signed_off_is_not_named(ranks, why):
 
 
 FAILS_AT_LAST = """
-from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
+from parallel_sgd.communication import Status, report_start, report_status
 report_start()
 for word in (Status.FINISHED, Status.FAILED, Status.FINISHED):
     report_status(word)
@@ -116,7 +114,7 @@ def test_who_fails_behind_the_end_of_its_mpi_has_failed():
 TELLS = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.liveness.rank_status import Status, report_start, report_status
+from parallel_sgd.communication import Status, report_start, report_status
 report_start()
 print("on", flush=True)
 for line in sys.stdin:
@@ -176,7 +174,7 @@ def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
             told(word)
         assert told("is killed" if word == "is killed" else "ends") == ""
         ends = {"ends": Ending.COMPLETE, Status.FAILED: Ending.FAILED, "is killed": Ending.LOST}
-        assert outcome(supervisor.job_status(1), survive=False).end is ends[word]
+        assert judge(supervisor.job_status(1), survive=False).end is ends[word]
         assert (supervisor.killed_rank() is not None) == (word == "is killed")
         assert (supervisor.silent_exit_line() is not None) == (word == "is killed")
         assert supervisor.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
@@ -188,7 +186,7 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
     with Supervisor(2) as supervisor, telling(supervisor) as told:
         without_folder(supervisor)
         assert told("ends") == ""
-        judged = outcome(supervisor.job_status(code), survive=False)
+        judged = judge(supervisor.job_status(code), survive=False)
         assert (judged.end, judged.reported) == (end, code != 0)
         folder = supervisor.environ[FOLDER]
         assert f"the folder '{folder}', in which ranks report how they end, was" in judged.why
@@ -244,7 +242,7 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
             supervisor.check()
             time.sleep(0.02)
             assert supervisor.reason_to_end() is None
-        assert outcome(supervisor.job_status(0), survive=False) == Outcome(
+        assert judge(supervisor.job_status(0), survive=False) == Outcome(
             Ending.COMPLETE, reported=False
         )
         kill(ranks, 1)
@@ -289,8 +287,8 @@ def test_more_ranks_than_descriptors_are_not_watched():
 KILLED = """
 import mmap, os, signal, sys
 from pathlib import Path
-from parallel_sgd.launcher.supervisor import Supervisor
-from parallel_sgd.communication.job_environment import FOLDER
+from parallel_sgd.launcher import Supervisor
+from parallel_sgd.communication import FOLDER
 with Supervisor(2) as supervisor:
     folder = Path(supervisor.environ[FOLDER])
     (folder / "more").touch()

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import pytest
 from limits import patience
 
+from parallel_sgd.communication import Watchdog, kill_if_longer_than
 from parallel_sgd.communication.liveness import watchdog as watchdog_module
 from parallel_sgd.communication.liveness.finish import CollectiveCounter, FinishProtocol
-from parallel_sgd.communication.liveness.watchdog import Watchdog
-from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 
 
 @pytest.fixture
@@ -185,7 +184,7 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock i
 def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
     script = f"""
 from parallel_sgd.communication.liveness.finish import CollectiveCounter, FinishProtocol
-from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
+from parallel_sgd.communication import kill_if_longer_than
 with kill_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
 """

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import parallel_sgd as psgd
-from parallel_sgd.communication.threads.communicator import SimulatedFailure, ThreadWorld
-from parallel_sgd.communication.threads.endpoint import Mailbox
+from parallel_sgd.communication import Mailbox, SimulatedFailure, ThreadWorld
 
 Meeting = tuple[ThreadWorld, int]  #: a world, and the count of a rank's meetings in it
 

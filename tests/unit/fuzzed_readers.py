@@ -17,16 +17,14 @@ from reader_table import DAMAGED, LABELS, VALUES, Row, write_idx
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, Parameters, UserError, data
+from parallel_sgd.command_line import described_as_config, read
 from parallel_sgd.command_line.info import _shapes_in
-from parallel_sgd.command_line.train.arguments import described_as_config, read
-from parallel_sgd.communication.serialization import packed, unpacked
-from parallel_sgd.embedding.tables import ServedTables
-from parallel_sgd.launcher.batch_systems import allocation
-from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, read_hostfile
-from parallel_sgd.parameter_server import wire
-from parallel_sgd.parameter_server.order import RecordedOrder, ReplayedOrder
-from parallel_sgd.training.checkpoint.files import CHECKSUM_FIELD, MANIFEST
-from parallel_sgd.training.session.initial_model import read_model
+from parallel_sgd.communication import packed, unpacked
+from parallel_sgd.embedding import ServedTables
+from parallel_sgd.launcher import MPICH, OPEN_MPI, allocation, read_hostfile
+from parallel_sgd.parameter_server import RecordedOrder, ReplayedOrder, wire
+from parallel_sgd.training import MANIFEST, read_model
+from parallel_sgd.training.checkpoint.files import CHECKSUM_FIELD
 
 NUMBERS = b"0123456789.+-eE \t\r\n"
 WORDS = (b"0", b"1", b"-1", b"3", b"0.5", b"1e308", b"1e999", b"true", b"false", b"9" * 40, b"-0.0")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallel_sgd.kernels.blocks import Blocks, IndexArray, cut, payload_offsets
+from parallel_sgd.kernels import Blocks, IndexArray, cut, payload_offsets
 
 Floats = npt.NDArray[np.float32]
 

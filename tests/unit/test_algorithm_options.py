@@ -13,8 +13,7 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import BlockMomentumSGD, CNTKBlockMomentumSGD, DataParallelASGD, UserError
-from parallel_sgd.algorithms import Period
-from parallel_sgd.algorithms.outer import Block
+from parallel_sgd.algorithms import Block, Period
 from parallel_sgd.embedding import Embedding
 from parallel_sgd.optimizers import OPTIMIZERS
 

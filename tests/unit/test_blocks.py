@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels import Blocks, cut, payload_offsets
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 sizes_of_parameters = st.lists(st.integers(0, 400), max_size=12)

@@ -20,10 +20,9 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.array_files import flushed
 from parallel_sgd.state import across, workspace
+from parallel_sgd.training import LOCK, FolderLock, Progress, capture, flatten, restore, unflatten
 from parallel_sgd.training.checkpoint import files as checkpoint_files
-from parallel_sgd.training.checkpoint.folder_lock import LOCK, FolderLock
-from parallel_sgd.training.session.state import Progress, SessionState
-from parallel_sgd.training.state.state_tree import capture, flatten, restore, unflatten
+from parallel_sgd.training.session.state import SessionState
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.array_files import flushed, write_arrays
-from parallel_sgd.training.checkpoint.files import CHECKSUM_FIELD, MANIFEST
-from parallel_sgd.training.state.state_tree import capture, flatten
+from parallel_sgd.training import MANIFEST, capture, flatten
+from parallel_sgd.training.checkpoint.files import CHECKSUM_FIELD
 
 MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "25"))  #: of each algorithm and document
 

@@ -14,15 +14,12 @@ import pytest
 from benchmarks import on_ranks
 from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
-from parallel_sgd.command_line import cluster
-from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, links, namespaces
+from parallel_sgd.__main__ import main
+from parallel_sgd.command_line import EmulatedHosts, cluster
+from parallel_sgd.command_line.cluster import command, hostfile, links, namespaces
 from parallel_sgd.command_line.cluster import hosts as hosts_module
 from parallel_sgd.command_line.cluster.mpi import AGENT, mpi_settings
-from parallel_sgd.command_line.main import main
-from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, read_hostfile
-from parallel_sgd.launcher.job import JobEnd
-from parallel_sgd.launcher.options import parse
-from parallel_sgd.launcher.run import THREAD_VARIABLES
+from parallel_sgd.launcher import MPICH, OPEN_MPI, THREAD_VARIABLES, JobEnd, parse, read_hostfile
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}

@@ -10,9 +10,8 @@ import pytest
 import parallel_sgd
 from parallel_sgd import UserError
 from parallel_sgd.algorithms import ALGORITHMS
-from parallel_sgd.command_line.train.arguments import described_as_config, read
-from parallel_sgd.command_line.train.config import arguments_of, settable
-from parallel_sgd.command_line.train.options import parser
+from parallel_sgd.command_line import arguments_of, described_as_config, parser, read
+from parallel_sgd.command_line.train.config import settable
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.options import all_options
 from parallel_sgd.training import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, simulate
-from parallel_sgd.communication.messages import PIECE_VALUES
+from parallel_sgd.communication import PIECE_VALUES
 from parallel_sgd.compression import auto_bits, codec_for, registered_bits
 from parallel_sgd.costs import (
     LINK_EFFICIENCY,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from parallel_sgd import simulate
+from parallel_sgd.__main__ import main
 from parallel_sgd.command_line.doctor import checks, command, ranks, speed
 from parallel_sgd.command_line.doctor.checks import Finding
 from parallel_sgd.command_line.doctor.facts import Facts, collect_facts
@@ -22,10 +23,9 @@ from parallel_sgd.command_line.doctor.network import (
     measure_pairs,
     rounds_of_pairs,
 )
-from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.job_environment import INTERFACE, without_launcher
+from parallel_sgd.communication import INTERFACE, without_launcher
 from parallel_sgd.errors import UserError
-from parallel_sgd.launcher.mpiexec import Mpiexec
+from parallel_sgd.launcher import Mpiexec
 
 SOUND = Facts(
     host="a",

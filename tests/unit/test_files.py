@@ -12,12 +12,11 @@ from disks import files_of_at_most
 
 import parallel_sgd as psgd
 from parallel_sgd import Parameters, UserError, data
+from parallel_sgd.__main__ import main
 from parallel_sgd.command_line import info
-from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.liveness.abort import user_message
+from parallel_sgd.communication import user_message
 from parallel_sgd.files import content_of, opened, write_whole
-from parallel_sgd.training import RunFolder
-from parallel_sgd.training.session.initial_model import read_model
+from parallel_sgd.training import RunFolder, read_model
 
 FULL = r"cannot be written: (File too large|No space left on device)$"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.errors import UserError
-from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, Hostfile, read_hostfile
+from parallel_sgd.launcher import MPICH, OPEN_MPI, Hostfile, read_hostfile
 
 SAMPLES = Path(__file__).parents[2] / "hostfiles"
 

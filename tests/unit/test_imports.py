@@ -20,7 +20,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "starting", "state", "trace", "version"},
+    {"errors", "lazy", "starting", "state", "trace", "version"},
     {"validation", "warning"},
     {"patterns", "plain_values"},
     {"checks"},
@@ -96,8 +96,8 @@ SUB_FLOOR = {
 }
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "checks", "options"}
-GROUND |= {"files", "parameters", "patterns"}
+GROUND = {"kernels", "errors", "lazy", "state", "trace", "version", "validation", "checks"}
+GROUND |= {"files", "options", "parameters", "patterns"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,

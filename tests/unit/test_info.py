@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, Parameters, simulate
+from parallel_sgd.__main__ import main
 from parallel_sgd.command_line import info, links
-from parallel_sgd.command_line.main import main
 from parallel_sgd.communication import without_launcher
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, measured
-from parallel_sgd.training.session.run_folder import RunFolder
+from parallel_sgd.training import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
 

@@ -7,7 +7,7 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.training.session.initial_model import read_model, set_parameters
+from parallel_sgd.training import read_model, set_parameters
 
 
 def saved(folder, model):

@@ -14,8 +14,7 @@ import pytest
 from kernel_bodies import CUDA, GUARD, Both, both_of, same_bytes
 from kernel_cases import CASES, Case
 
-from parallel_sgd.kernels import cpu, cuda, memory, reference
-from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels import Blocks, cpu, cuda, cut, memory, payload_offsets, reference
 from parallel_sgd.kernels.cuda import launch
 from parallel_sgd.kernels.reference import MOMENT_GROUP
 

@@ -12,21 +12,19 @@ from typing import Any
 import pytest
 
 from parallel_sgd.communication import (
+    PIECE_BYTES,
     Communicator,
+    abort_on_error,
     default_timeout,
+    install_excepthook_if_launched,
     launched_rank,
     launched_size,
     without_launcher,
 )
 from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.liveness import abort, rank_process
 from parallel_sgd.communication.liveness import heartbeat as board
-from parallel_sgd.communication.liveness.abort import (
-    install_excepthook,
-    install_excepthook_if_launched,
-)
-from parallel_sgd.communication.messages import PIECE_BYTES
+from parallel_sgd.communication.liveness.abort import install_excepthook
 from parallel_sgd.communication.world_size import require_whole, world_mismatch
 from parallel_sgd.errors import UserError
 

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from parallel_sgd.__main__ import main
 from parallel_sgd.command_line import info
-from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.job_environment import (
+from parallel_sgd.communication import (
     RANK_PROCESS,
     SERVERS,
     SURVIVE,
@@ -23,12 +23,19 @@ from parallel_sgd.communication.job_environment import (
 )
 from parallel_sgd.communication.liveness import rank_process
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher import (
+    THREAD_VARIABLES,
+    Launch,
+    Mpiexec,
+    Request,
+    choose_mpiexec,
+    identify,
+    parse,
+    plan,
+    read_hostfile,
+)
 from parallel_sgd.launcher import mpiexec as mpi_runtime
 from parallel_sgd.launcher import run as launcher
-from parallel_sgd.launcher.hosts import read_hostfile
-from parallel_sgd.launcher.mpiexec import Mpiexec, choose_mpiexec, identify
-from parallel_sgd.launcher.options import Request, parse
-from parallel_sgd.launcher.run import THREAD_VARIABLES, Launch, plan
 
 OPEN_MPI = Mpiexec("/o/mpiexec", "Open MPI", "5.0.11")
 MPICH = Mpiexec("/m/mpiexec", "MPICH", "5.0.2")

@@ -16,8 +16,8 @@ from parallel_sgd import Parameters, RunFolder, UserError
 from parallel_sgd.array_files import write_arrays
 from parallel_sgd.command_line.cluster import namespaces
 from parallel_sgd.files import make_new, require_writable, write_whole
-from parallel_sgd.launcher.supervisor import Supervisor
-from parallel_sgd.parameter_server.order import RecordedOrder
+from parallel_sgd.launcher import Supervisor
+from parallel_sgd.parameter_server import RecordedOrder
 from parallel_sgd.training.checkpoint import files
 from parallel_sgd.training.session.run_output import RankLog
 

@@ -18,9 +18,9 @@ import pytest
 import parallel_sgd as psgd
 from parallel_sgd import command_line, launcher
 from parallel_sgd.algorithms import ALGORITHMS
-from parallel_sgd.command_line.train.options import parser
+from parallel_sgd.command_line import parser
 from parallel_sgd.optimizers import OPTIMIZERS
-from parallel_sgd.parameter_server.remote_array import RemoteArray
+from parallel_sgd.parameter_server import RemoteArray
 
 torch = pytest.importorskip("torch")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -19,12 +19,10 @@ import pytest
 
 from parallel_sgd import Parameters, UserError, kernels, simulate
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.communication import messages
-from parallel_sgd.communication.mpi.nccl import Nccl
+from parallel_sgd.communication import Nccl, messages
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets
-from parallel_sgd.exchange.nccl import start_nccl
+from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets, start_nccl
 
 BLOCK = 32
 SHAPES = {"W": (20, 37), "b": (37,), "V": (300,)}

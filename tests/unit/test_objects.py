@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import UserError
-from parallel_sgd.communication.serialization import DEEPEST, message, packed, unpacked
+from parallel_sgd.communication import packed, unpacked
+from parallel_sgd.communication.serialization import DEEPEST, message
 from parallel_sgd.errors import NotFinite, SharedProblem
 
 repeatable = settings(

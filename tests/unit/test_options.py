@@ -12,8 +12,7 @@ import pytest
 from parallel_sgd import SGD, UserError
 from parallel_sgd.algorithms import ALGORITHMS
 from parallel_sgd.command_line import options as on_command_line
-from parallel_sgd.command_line.train.command import read
-from parallel_sgd.command_line.train.options import parser
+from parallel_sgd.command_line import parser, read
 from parallel_sgd.options import (
     BySamples,
     Choice,

@@ -10,8 +10,8 @@ import pytest
 from disks import files_of_at_most
 
 from parallel_sgd import UserError
+from parallel_sgd.parameter_server import Order, RecordedOrder, ReplayedOrder
 from parallel_sgd.parameter_server import order as order_module
-from parallel_sgd.parameter_server.order import Order, RecordedOrder, ReplayedOrder
 
 ORDER, ABOUT = "order-of-server-0.i4", "order-of-server-0.json"
 

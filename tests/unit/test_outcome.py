@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication.job_environment import FOLDER
-from parallel_sgd.communication.liveness.rank_status import Status
-from parallel_sgd.launcher.outcome import Ending, JobStatus, Outcome, outcome
-from parallel_sgd.launcher.supervisor import Supervisor
+from parallel_sgd.communication import FOLDER, Status
+from parallel_sgd.launcher import Ending, JobStatus, Outcome, Supervisor, judge
 
 RANKS = 3
 
@@ -62,7 +60,7 @@ def test_the_first_condition_that_holds_decides(
     code: int, survive: bool, known: dict[str, Any], ending: Ending
 ) -> None:
     job = JobStatus(ranks=RANKS, mpiexec_code=code, **known)
-    judged = outcome(job, survive=survive)
+    judged = judge(job, survive=survive)
     assert judged.end is ending
     assert judged.at_start == ("failed_at_start" in known)
     assert ("no final model" in judged.why) == job.has_unfinished_session
@@ -73,8 +71,8 @@ def test_the_first_condition_that_holds_decides(
 
 def test_a_job_without_reports_rests_on_the_exit_code() -> None:
     job = JobStatus(ranks=RANKS, mpiexec_code=0)
-    assert outcome(job, survive=False) == Outcome(Ending.COMPLETE, reported=False)
-    judged = outcome(replace(job, lost_folder="/tmp/x"), survive=False)
+    assert judge(job, survive=False) == Outcome(Ending.COMPLETE, reported=False)
+    judged = judge(replace(job, lost_folder="/tmp/x"), survive=False)
     assert (judged.end, judged.reported) == (Ending.COMPLETE, False)
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import Parameters, UserError
-from parallel_sgd.parameter_server.placement import Placement, Slice, place
+from parallel_sgd.parameter_server import Placement, Slice, place
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=300)
 shape = st.lists(st.integers(0, 9), max_size=3).map(tuple)

@@ -11,15 +11,23 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
+from parallel_sgd.__main__ import main
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line import plan
-from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.train import command as train
 from parallel_sgd.compression import auto_bits, registered_bits
 from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, exchange_s
 from parallel_sgd.exchange import ExchangeOptions
-from parallel_sgd.planning import Job, candidates, recommend, sensitivity
-from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
+from parallel_sgd.planning import (
+    Blocks,
+    DataParallel,
+    DoubleBuffered,
+    Job,
+    Servers,
+    candidates,
+    recommend,
+    sensitivity,
+)
 
 SPEEDS = KernelSpeeds(
     {bits: math.inf if bits == 32 else 4e9 for bits in registered_bits()},

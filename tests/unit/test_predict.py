@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, UserError
+from parallel_sgd.command_line import read, train_on
 from parallel_sgd.command_line.predict import main
-from parallel_sgd.command_line.train.arguments import read
-from parallel_sgd.command_line.train.command import train_on
 
 NAMES = np.array(["cat", "dog", "emu"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.communication.job_environment import (
+from parallel_sgd.communication import (
     GPUS_PER_RANK,
     INTERFACE,
     LOG_DIR,
@@ -19,22 +19,27 @@ from parallel_sgd.communication.job_environment import (
     without_launcher,
 )
 from parallel_sgd.errors import UserError
-from parallel_sgd.launcher import host_resources, rank
+from parallel_sgd.launcher import (
+    Allocation,
+    Mpiexec,
+    Request,
+    allocation,
+    host_resources,
+    interfaces,
+    parse,
+    plan,
+    rank,
+)
 from parallel_sgd.launcher import run as launcher
-from parallel_sgd.launcher.batch_systems import Allocation, allocation
 from parallel_sgd.launcher.host_resources import (
     VISIBLE,
     Interface,
     checked_interface,
     gpu_count,
     interface_variables,
-    interfaces,
     local_interface,
     visible_gpus,
 )
-from parallel_sgd.launcher.mpiexec import Mpiexec
-from parallel_sgd.launcher.options import Request, parse
-from parallel_sgd.launcher.run import plan
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from kernel_cases import CASES, Case
 
-from parallel_sgd.kernels import reference
-from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels import Blocks, cut, payload_offsets, reference
 from parallel_sgd.kernels.reference import F32
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)

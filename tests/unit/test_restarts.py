@@ -11,13 +11,16 @@ from test_launcher import MPICH
 
 from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.errors import UserError
-from parallel_sgd.launcher import restarts
-from parallel_sgd.launcher.hosts import read_hostfile
-from parallel_sgd.launcher.options import Request, parse
-from parallel_sgd.launcher.reachable_hosts import Hosts
-from parallel_sgd.launcher.restarts import job_variables
-from parallel_sgd.launcher.run import plan
-from parallel_sgd.launcher.supervisor import Supervisor
+from parallel_sgd.launcher import (
+    Hosts,
+    Request,
+    Supervisor,
+    job_variables,
+    parse,
+    plan,
+    read_hostfile,
+    restarts,
+)
 
 HOSTS = ["--restarts", "1", "--hostfile", "hosts"]
 

@@ -14,7 +14,7 @@ from failures import Failure, FailurePlan
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator, simulate_recovery
-from parallel_sgd.data.sources.minibatches import with_next
+from parallel_sgd.data import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = N * EPOCHS

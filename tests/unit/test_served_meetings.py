@@ -14,8 +14,7 @@ import pytest
 from failures import Failure, FailurePlan, SimulatedFailure
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import Communicator, simulate_recovery
-from parallel_sgd.communication.threads.endpoint import Mailbox
+from parallel_sgd.communication import Communicator, Mailbox, simulate_recovery
 from parallel_sgd.errors import PeerFailure
 from parallel_sgd.training.checkpoint.config import SharedClock
 from parallel_sgd.training.consistency import ConsistencyCheck

@@ -9,9 +9,9 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError, data
-from parallel_sgd.command_line.train.command import read, train_on
+from parallel_sgd.command_line import read, train_on
 from parallel_sgd.data import standardization
-from parallel_sgd.training.session.initial_model import read_model
+from parallel_sgd.training import read_model
 
 
 def features(samples=300):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parallel_sgd.compression import step_search
-from parallel_sgd.compression.step_search import find_step, message_room, sample_of_sums
+from parallel_sgd.compression import find_step, message_room, sample_of_sums, step_search
 from parallel_sgd.kernels import cpu
 from parallel_sgd.kernels.entropy_reference import BLOCK, SMALLEST_STEP
 

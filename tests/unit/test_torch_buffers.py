@@ -10,7 +10,7 @@ import torch
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.training.recovery.snapshot import Snapshot
+from parallel_sgd.training import Snapshot
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

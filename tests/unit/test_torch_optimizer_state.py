@@ -23,7 +23,7 @@ from parallel_sgd import UserError
 from parallel_sgd.torch.optimizer.comparable import comparable
 from parallel_sgd.torch.optimizer.document import Writer
 from parallel_sgd.torch.optimizer.entries import Entries
-from parallel_sgd.training.state.state_tree import capture, flatten, restore_state
+from parallel_sgd.training import capture, flatten, restore_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -9,11 +9,10 @@ import pytest
 
 from parallel_sgd import Communicator, UserError
 from parallel_sgd import trace as trace_module
-from parallel_sgd.communication import simulate_recovery
-from parallel_sgd.communication.clocks import ClockReading, rank_0_time
+from parallel_sgd.communication import ClockReading, rank_0_time, simulate_recovery
 from parallel_sgd.trace import NO_TRACE, Trace
+from parallel_sgd.training import traced
 from parallel_sgd.training.sync_stats import SyncPerformance
-from parallel_sgd.training.trace_file import traced
 
 
 def test_spans_are_kept_as_they_end_also_after_an_error():

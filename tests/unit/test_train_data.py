@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.train.command import read
-from parallel_sgd.command_line.train.data import read_data
+from parallel_sgd.command_line import read, read_data
 
 
 def data_of(*given):

@@ -10,10 +10,8 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.command_line.train.command import read
-from parallel_sgd.command_line.train.data import TrainingData
-from parallel_sgd.command_line.train.model import make_model
-from parallel_sgd.training.session.initial_model import read_model
+from parallel_sgd.command_line import TrainingData, make_model, read
+from parallel_sgd.training import read_model
 
 torch = pytest.importorskip("torch")
 from parallel_sgd.torch.tasks import objective_for  # noqa: E402

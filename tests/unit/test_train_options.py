@@ -10,12 +10,11 @@ import time
 import pytest
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line import parser, read
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
-from parallel_sgd.command_line.train.arguments import read
 from parallel_sgd.command_line.train.command import _new_output
-from parallel_sgd.command_line.train.options import parser
-from parallel_sgd.launcher.run import THREAD_VARIABLES
+from parallel_sgd.launcher import THREAD_VARIABLES
 from parallel_sgd.schedules import Cosine, Linear, Steps, WarmUp
 
 

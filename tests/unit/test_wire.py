@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from parallel_sgd import UserError
-from parallel_sgd.communication.endpoint import HEADER_LENGTH
+from parallel_sgd.communication import HEADER_LENGTH
+from parallel_sgd.parameter_server import Kind, Malformed, Message
 from parallel_sgd.parameter_server.server import HANDLERS
-from parallel_sgd.parameter_server.wire import NAMES, Kind, Malformed, Message, _checksum, unpacked
+from parallel_sgd.parameter_server.wire import NAMES, _checksum, unpacked
 
 FULL = Message(
     kind=Kind.PUSH,

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ...argument_parser import Parser
 from ...errors import UserError
-from ...launcher.job import run_job
-from ...launcher.options import rank_count
+from ...launcher import rank_count, run_job
 from ..units import UNLIMITED, bits_per_s
 from .hostfile import hostfile_written, require_free_path
 from .hosts import emulated_hosts

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from ...launcher.host_resources import usable_cores
-from ...launcher.mpiexec import bound_mpi
-from ...launcher.run import THREAD_VARIABLES
+from ...launcher import THREAD_VARIABLES, bound_mpi, usable_cores
 from .links import address, commands, port, require_rate
 from .mpi import AGENT, MpiSettings, mpi_settings
 from .namespaces import (

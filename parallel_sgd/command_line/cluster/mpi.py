@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...launcher.hosts import MPICH, OPEN_MPI
+from ...launcher import MPICH, OPEN_MPI
 from .namespaces import SETUP
 
 #: A script called by mpiexec in place of ssh; Hydra puts an option first. Like ssh, the script does

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...communication.job_environment import same_mpi_family
-from ...launcher.mpiexec import Mpiexec
+from ...launcher import Mpiexec
 from .facts import Facts
 
 Level = Literal["ok", "warning", "problem"]

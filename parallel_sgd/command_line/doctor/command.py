@@ -14,9 +14,7 @@ from ...argument_parser import Parser
 from ...communication.entry_point import abort_on_error
 from ...communication.job_environment import launched_rank, launched_size, launcher_name
 from ...errors import UserError
-from ...launcher.batch_systems import allocation
-from ...launcher.mpiexec import bound_mpi, find_mpiexecs, identify
-from ...launcher.options import add_ranks, seconds
+from ...launcher import add_ranks, allocation, bound_mpi, find_mpiexecs, identify, seconds
 from ..on_ranks import ask_ranks, slots_of
 from . import checks
 from .checks import Finding

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...launcher.host_resources import interfaces, usable_cores
-from ...launcher.mpiexec import bound_mpi
+from ...launcher import bound_mpi, interfaces, usable_cores
 from ...version import __version__
 
 ROUNDS = 7  #: repetitions of a measurement; the best counts
