@@ -1,4 +1,4 @@
-"""Studies: runs of many contenders and seeds, several at a time; and the search for a rate."""
+"""Runs of many contenders and seeds, several at a time; and the search for a rate."""
 
 from __future__ import annotations
 
@@ -9,24 +9,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.context import SpawnContext
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
-
 SAVE_EVERY_S = 10
-LOOK_EVERY_S = 5
 
 Run = TypeVar("Run", bound=Hashable)
 Outcome = TypeVar("Outcome")
+Case = TypeVar("Case")
 T = TypeVar("T")
-Line = Generator[Sequence[Run], Mapping[Run, Outcome], T]
-"""A line of a table in the making: yields the runs it needs next, receives their outcomes, and
-returns its result."""
 
 
 class Search:
@@ -47,30 +40,25 @@ class Search:
     def best(self) -> int:
         return min(sorted(self.scores), key=self.scores.__getitem__, default=self.start)
 
-    @property
-    def score(self) -> Any:
-        return self.scores[self.best]
-
     def next_points(self) -> list[int]:
         """Return the places to score next, the best one first; empty at the end."""
         near = (self.best, self.best + 1, self.best - 1)
         on_grid = (i for i in near if self.count is None or 0 <= i < self.count)
         return [i for i in on_grid if i not in self.scores]
 
-    def line(
-        self, runs_at: Callable[[int], list[Run]], score: Callable[[Outcome], float]
-    ) -> Line[Run, Outcome, int]:
-        """Search by the mean score of the runs at each place. Returns the best place."""
+    def climb(self, scores_at: Callable[[list[int]], Iterable[Any]]) -> int:
+        """Search with a function that scores several places. Returns the best place."""
         while points := self.next_points():
-            by_point = {i: runs_at(i) for i in points}
-            outcomes = yield [run for runs in by_point.values() for run in runs]
-            for i, runs in by_point.items():
-                self.scores[i] = float(np.mean([score(outcomes[run]) for run in runs]))
+            self.scores |= zip(points, scores_at(points), strict=True)
         return self.best
 
 
+class MissingRun(Exception):
+    """A run failed, or the time was too short for the run."""
+
+
 class Runs(Generic[Run, Outcome]):
-    """Runs, each carried out once for all lines that need the run. A `with` block.
+    """Runs, each carried out once for all that ask for the run. A `with` block.
 
     Args:
         train: carries a run out.
@@ -78,6 +66,8 @@ class Runs(Generic[Run, Outcome]):
         minutes: from now; a run begins only if its kind's latest run would end in time. None: no
             limit.
         known: outcomes of earlier runs.
+        kind: a key of runs with about the same duration.
+        save: called with all outcomes now and then, and at the end.
     """
 
     def __init__(
@@ -87,117 +77,91 @@ class Runs(Generic[Run, Outcome]):
         jobs: int = 1,
         minutes: float | None = None,
         known: Mapping[Run, Outcome] | None = None,
+        kind: Callable[[Run], Hashable] = lambda run: None,
+        save: Callable[[Mapping[Run, Outcome]], None] = lambda outcomes: None,
     ) -> None:
         self.outcomes = dict(known or {})
-        self.done = 0
-        self.core_seconds = 0.0  #: of all runs that were carried out
-        self._train = train
+        self.done = 0  #: runs
+        self._train, self._kind, self._save, self._jobs = train, kind, save, jobs
         self._begin = self._saved = time.monotonic()
         self._end = math.inf if minutes is None else self._begin + 60 * minutes
         self._seconds: dict[Hashable, float] = {}  #: of the latest run of each kind
-        self._dirty = False
-        self._jobs, self._pool = jobs, Here() if jobs == 1 else process_pool(jobs)
-
-    def kind(self, run: Run) -> Hashable:
-        """Return a key of runs with about the same duration."""
-        return None
-
-    def save(self) -> None:
-        """Write all outcomes: called now and then, and at the end. Here nothing."""
+        self._begun: dict[Run, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(jobs)
+        self._processes = process_pool(jobs) if jobs > 1 else None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=kind is not None)
-        self._save()
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        if self._processes:
+            self._processes.shutdown()
+        if self.done:
+            self._save(self.outcomes)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self._begin
+    def map(self, result_of: Callable[[Case], T], cases: Sequence[Case]) -> list[T | None]:
+        """Call a function, which calls `outcomes_of`, with each case.
 
-    def follow(self, lines: Sequence[Line[Run, Outcome, T]]) -> list[T | None]:
-        """Return each line's result; None if the time was too short, or a run raised an error.
+        As many cases as jobs are under way at a time, the first ones first.
 
-        Lines do not wait for each other; the runs of earlier lines begin first. An error is
-        printed, and ends all lines with that run. Divergence is no error.
+        Returns:
+            The results in order; None for cases with a missing run.
         """
-        results: list[T | None] = [None] * len(lines)
-        wanted = {number: next(line) for number, line in enumerate(lines)}
-        under_way: dict[Future[Outcome], tuple[Run, float]] = {}
-        while True:
-            for number in list(wanted):
-                while all(run in self.outcomes for run in wanted[number]):
-                    outcomes = {run: self.outcomes[run] for run in wanted[number]}
-                    try:
-                        wanted[number] = lines[number].send(outcomes)
-                    except StopIteration as end:
-                        results[number] = end.value
-                        del wanted[number]
-                        break
-            begun = {run for run, _ in under_way.values()}
-            for run in self._possible(run for runs in wanted.values() for run in runs):
-                if len(under_way) == self._jobs:
-                    break
-                if run not in begun:
-                    begun.add(run)
-                    now = time.monotonic()
-                    under_way[self._pool.submit(self._train, run)] = run, now
-            if not under_way:
-                return results
-            ended, _ = wait(under_way, LOOK_EVERY_S, FIRST_COMPLETED)
-            for future in ended:
-                run, since = under_way.pop(future)
-                if error := future.exception():
-                    print("".join(traceback.format_exception(error)), run, file=sys.stderr)
-                    wanted = {number: runs for number, runs in wanted.items() if run not in runs}
-                else:
-                    self._add(run, since, future.result())
-            self._save_now_and_then()
 
-    def _possible(self, runs: Iterable[Run]) -> Iterator[Run]:
-        """Yield the runs without an outcome that may end in time."""
+        def result(case: Case) -> T | None:
+            with suppress(MissingRun):
+                return result_of(case)
+            return None
+
+        with ThreadPoolExecutor(self._jobs) as threads:
+            try:
+                return list(threads.map(result, cases))
+            except BaseException:
+                self._end = -math.inf  # no more runs begin
+                raise
+
+    def outcomes_of(self, runs: Sequence[Run]) -> list[Outcome]:
+        """Return the outcomes of some runs, in order. Waits for the runs.
+
+        Raises:
+            MissingRun: no outcome of a run; the run's error has been printed.
+        """
+        with self._lock:
+            for run in runs:
+                if run not in self.outcomes and run not in self._begun:
+                    self._begun[run] = self._threads.submit(self._carry_out, run)
         for run in runs:
-            expected = self._seconds.get(self.kind(run), 0.0)
-            if run not in self.outcomes and time.monotonic() + expected < self._end:
-                yield run
+            if run in self._begun:
+                self._begun[run].result()
+        return [self.outcomes[run] for run in runs]
 
-    def _add(self, run: Run, begun: float, outcome: Outcome) -> None:
-        self.outcomes[run], self._dirty = outcome, True
-        seconds = time.monotonic() - begun
-        self._seconds[self.kind(run)] = seconds
-        self.core_seconds += seconds
-        self.done += 1
-
-    def _save_now_and_then(self) -> None:
-        if self._dirty and time.monotonic() - self._saved > SAVE_EVERY_S:
-            print(f"{self.done} runs in {self.seconds:.0f} s", file=sys.stderr)
-            self._save()
-
-    def _save(self) -> None:
-        self._saved, self._dirty = time.monotonic(), False
-        if self.outcomes:
-            self.save()
-
-
-class Here(Executor):
-    """An executor that calls each function at once, in this process."""
-
-    def submit(self, function: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        future: Future[T] = Future()
+    def _carry_out(self, run: Run) -> None:
+        begin, kind = time.monotonic(), self._kind(run)
+        if begin + self._seconds.get(kind, 0.0) >= self._end:
+            raise MissingRun
         try:
-            future.set_result(function(*args, **options))
+            if self._processes:
+                outcome = self._processes.submit(self._train, run).result()
+            else:
+                outcome = self._train(run)
         except Exception as error:
-            future.set_exception(error)
-        return future
+            print("".join(traceback.format_exception(error)), run, file=sys.stderr)
+            raise MissingRun from error
+        with self._lock:
+            now = time.monotonic()
+            self.outcomes[run], self._seconds[kind] = outcome, now - begin
+            self.done += 1
+            if now - self._saved > SAVE_EVERY_S:
+                print(f"{self.done} runs in {now - self._begin:.0f} s", file=sys.stderr)
+                self._save(self.outcomes)
+                self._saved = now
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
     """Return a pool of processes with a core each, if possible; all end with this process."""
-    context: SpawnContext = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     for library in ("OPENBLAS", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     numbers = context.Queue()

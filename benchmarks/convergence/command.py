@@ -27,98 +27,90 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
+from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from parallel_sgd import UserError
 
 from ..report import Report, positive
-from . import algorithms, compression
-from .contenders import BEGINNINGS, GRADIENTS
+from ..study import Runs
+from .cells import STUDIES, Cell, cells_of
+from .figures import FIGURES
 from .optimizers import OPTIMIZERS
-from .runs import Runs
-from .study import Plan
+from .runs import load, write
+from .study import Study, Tuner, results_of
 from .tasks import TASKS
+from .training import Outcome, Run, train
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--compression", action="store_true", help="compressed gradients against 32 bits")
-    tasks = "(default: all of the study, but PyTorch's; quick: its first)"
+    tasks = "(default: all of the study, but PyTorch's)"
     add("--task", choices=TASKS, nargs="+", help=tasks)
-    ranks = "of 4, 8, 16, 32, 64 (default: all; quick: 8, or 4 with --compression)"
-    add("--ranks", type=positive, nargs="+", metavar="K", help=ranks)
-    optimizers = "with --compression (default: all; quick: momentum)"
+    add("--ranks", type=positive, nargs="+", metavar="K", help="(default: all of the study)")
+    optimizers = "with --compression (default: all)"
     add("--optimizer", choices=OPTIMIZERS, nargs="+", help=optimizers)
-    contenders = "with --compression (default: all of each task and optimizer)"
-    add("--contender", choices=[*GRADIENTS, *BEGINNINGS], nargs="+", help=contenders)
-    seeds = "that are reported (default: 10; quick: 3)"
-    add("--seeds", type=positive, metavar="N", help=seeds)
+    seeds = "that are reported (default: 10)"
+    add("--seeds", type=positive, default=10, metavar="N", help=seeds)
     tuning = (
-        "others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest "
-        "models; quick: 1)"
+        "others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest models)"
     )
     add("--tuning-seeds", type=positive, metavar="N", help=tuning)
-    add("--quick", action="store_true", help="an eighth of the samples")
     cores, jobs = len(os.sched_getaffinity(0)), "runs at a time (default: as many as cores)"
     add("--jobs", type=positive, default=cores, metavar="N", help=jobs)
     runs = "every run's losses, as JSON: written, and what is there already is not run again"
     add("--runs", metavar="FILE", help=runs)
     minutes = (
-        "with --compression: begin no run that will not have ended by then, and report "
-        "the lines that are complete; --runs lets the next call go on from there"
+        "begin no run that will not have ended by then, and report the lines that are complete; "
+        "--runs lets the next call go on from there"
     )
     add("--minutes", type=positive, metavar="M", help=minutes)
 
 
 def main(options: argparse.Namespace) -> Report:
-    plan = plan_of(options)
-    path, only_read = options.table or options.runs, options.table is not None
-    with Runs(options.jobs, path, options.minutes, only_read=only_read) as runs:
-        if options.compression:
-            return compression.carry_out(plan, runs)
-        return algorithms.carry_out(plan, runs)
+    cells = chosen(options)
+    path = Path(options.table or options.runs) if options.table or options.runs else None
+
+    def save(outcomes: Mapping[Run, Outcome]) -> None:
+        if path:
+            write(path, outcomes)
+
+    with Runs(
+        train,
+        jobs=options.jobs,
+        minutes=0 if options.table else options.minutes,  # a table carries out no run
+        known=load(path) if path else {},
+        kind=lambda run: (run.task, run.ranks),
+        save=save,
+    ) as runs:
+        tuner = Tuner(runs, options.seeds, options.tuning_seeds)
+        groups = results_of(cells, tuner, options.ranks)
+    return Study(groups, options.seeds, FIGURES[options.compression])
 
 
 read = main
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Return what the options choose of a study.
+def chosen(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells that the options choose of a study.
 
     Raises:
-        UserError: an option or a task is of the other study.
+        UserError: the study has no such cell, or PyTorch is missing.
     """
-    studied: tuple[str, ...] = algorithms.STUDIED
-    if options.compression:
-        studied = compression.STUDIED + compression.TORCH_STUDIED
-    for name in options.task or ():
-        if name not in studied:
-            raise UserError(f"--task {name} must be one of this study's: {', '.join(studied)}")
-        if name in compression.TORCH_STUDIED and find_spec("torch") is None:
+    study = STUDIES[options.compression]
+    cells = cells_of(study, options.task, options.optimizer)
+    missing = {*(options.task or ())} - {cell.task for cell in cells}
+    if not cells or missing:
+        studied = ", ".join(dict.fromkeys(cell.task for cell in study))
+        raise UserError(
+            f"--task {' '.join(sorted(missing))}: with this optimizer there are none but this "
+            f"study's: {studied}"
+        )
+    for cell in cells:
+        if TASKS[cell.task].torch and find_spec("torch") is None:
             raise UserError(
-                f"--task {name} needs PyTorch: pip install '.[torch]' from the checkout"
+                f"--task {cell.task} needs PyTorch: pip install '.[torch]' from the checkout"
             )
-    for name in () if options.compression else ("optimizer", "contender", "minutes"):
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name} is for --compression only")
-    quick = options.quick
-    plan = Plan(
-        tasks=options.task,
-        ranks=options.ranks,
-        optimizers=options.optimizer,
-        contenders=options.contender,
-        seeds=options.seeds or (3 if quick else 10),
-        tuning_seeds=options.tuning_seeds or (1 if quick else None),
-        shortened=8 if quick else 1,
-    )
-    if not quick:
-        return plan
-    if not options.compression:
-        return replace(plan, ranks=plan.ranks or [8])
-    return replace(
-        plan,
-        tasks=plan.tasks or ["bytes-256"],
-        ranks=plan.ranks or [4],
-        optimizers=plan.optimizers or ["momentum"],
-    )
+    return cells

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from parallel_sgd import (
@@ -18,19 +17,14 @@ from parallel_sgd import (
     PowerSGD,
     SlowMo,
 )
-from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.algorithms.outer import (
-    Block,
-    BlockMomentum,
-    CNTKBlockMomentum,
-    OuterNesterov,
-    SlowMomentum,
-)
 from parallel_sgd.compression import Codec, register, unregister
 
 from .top_k import TopK
 
 Options = tuple[tuple[str, Any], ...]  #: an algorithm's options by name, as a value
+Style = tuple[str, Any]  #: color; and dashes of a line, or the marker of points
+
+BLOCK = 8  #: minibatches in a block of local updates
 
 
 @dataclass(frozen=True)
@@ -39,20 +33,21 @@ class Contender:
 
     Attributes:
         title: for people.
+        style: in figures.
         make: the algorithm, from its options.
         options: fixed ones.
         local: whether ranks train alone for a block.
         first: bits at the beginning, and for what part of all samples.
         codec: a codec of the benchmark, with its bits, registered while a run needs it.
-        ranks, optimizer: of the runs among the algorithms.
-        tuned: options of which the best is chosen, together with the learning rate; none: not
-            tuned.
-        as_serial: whether there is also a run with the rate that was tuned for serial SGD.
-        compressed_from: the contender with 32 bits whose tuned rate and options are tried as well.
-        peer: the contender for a comparison, beside serial SGD.
+        ranks, optimizer: of the runs in cells that leave these to the contenders.
+        rates: the origins of learning rate and options, of a run each, the best first: see
+            `study.Line`.
+        tuned: options of which the best is chosen, together with the learning rate.
+        peer: the contender for a comparison, beside the cell's first.
     """
 
     title: str
+    style: Style
     make: Callable[..., Algorithm[Any]]
     options: Options = ()
     local: bool = False
@@ -60,14 +55,13 @@ class Contender:
     codec: tuple[float, type[Codec]] | None = None
     ranks: tuple[int, ...] = ()
     optimizer: str = "SGD"
+    rates: tuple[str, ...] = ("tuned",)
     tuned: tuple[Options, ...] = ((),)
-    as_serial: bool = True
-    compressed_from: str | None = None
     peer: str | None = None
 
-    def algorithm(self, options: Options, block: int, samples: int = 0) -> Algorithm[Any]:
-        """Make the algorithm with blocks of `block` minibatches, for a run of `samples`."""
-        every: dict[str, Any] = {"sync_steps": block} if self.local else {}
+    def algorithm(self, options: Options, samples: int = 0) -> Algorithm[Any]:
+        """Make the algorithm with more options, for a run of so many samples."""
+        every: dict[str, Any] = {"sync_steps": BLOCK} if self.local else {}
         every |= dict(self.options) | dict(options)
         if self.first:
             bits, part = self.first
@@ -87,11 +81,6 @@ class Contender:
         finally:
             unregister(codec)
 
-    @property
-    def rates(self) -> str:
-        """The origin of the best rates: see `tuning.Setting`."""
-        return "tuned" if self.tuned else "as 32 bits"
-
 
 SYNCHRONOUS, GROWING, COMPRESSED, FEW = (4, 8), (8, 16, 32, 64), (8, 16, 32), (8, 32)
 """Ranks of the algorithms that exchange every gradient; of model averaging and block momentum; of
@@ -101,136 +90,136 @@ MOMENTA: tuple[Options, ...] = ((), *((("block_momentum", m),) for m in (0.5, 0.
 """Block momenta among which the tuned one is chosen: the paper's 1 - 1/K, and two smaller ones."""
 
 ONE_BIT: Options = (("gradient_bits", 1), ("code", "sign"))
-
-_local = partial(Contender, local=True, ranks=FEW)
-_compared = partial(Contender, ranks=SYNCHRONOUS, compressed_from="32 bits", peer="32 bits")
-
-
-def _bits(bits: float) -> Options:
-    return (("gradient_bits", bits),)
+BOTH, AS_WHOLE = ("tuned", "equal"), ("tuned", "as 32 bits")
+UNCOMPRESSED: dict[str, Any] = {"ranks": SYNCHRONOUS, "rates": AS_WHOLE, "peer": "32 bits"}
 
 
-def _blocks_of(whole: str, **how: Any) -> dict[str, Any]:
-    return {"compressed_from": whole, "peer": whole, **how}
+def _local(
+    title: str, color: str, dashes: Any, make: Any, options: Options = (), **how: Any
+) -> Contender:
+    how = {"ranks": FEW, "rates": BOTH, **how}
+    return Contender(title, (color, dashes), make, options, local=True, **how)
+
+
+def _entropy(name: str, title: str, color: str, make: Any, **how: Any) -> dict[str, Contender]:
+    """Return blocks with an entropy code, compared with the contender `name` in 32 bits."""
+    return {
+        f"{name} entropy {bits:g}": _local(
+            f"{title}, {bits:g} bit, entropy code",
+            *(color, dashes, make, (("gradient_bits", bits),)),
+            **{"rates": AS_WHOLE, "peer": name, **how},
+        )
+        for bits, dashes in ((1, "-"), (0.25, "--"))
+    }
 
 
 ALGORITHMS = {
-    "serial": Contender("serial SGD", DataParallelSGD, ranks=(1,)),
+    "serial": Contender("serial SGD", ("black", "-"), DataParallelSGD, ranks=(1,)),
     "serial Adam": Contender(
-        "serial Adam", DataParallelSGD, ranks=(1,), optimizer="Adam", as_serial=False
+        "serial Adam", ("black", ":"), DataParallelSGD, ranks=(1,), optimizer="Adam"
     ),
-    "32 bits": Contender("data-parallel, 32 bits", DataParallelSGD, ranks=SYNCHRONOUS),
-    "1 bit": _compared("data-parallel, 1 bit, sign", DataParallelSGD, ONE_BIT),
-    "1 bit without": _compared(
-        "1 bit without error feedback", DataParallelSGD, (*ONE_BIT, ("error_feedback", False))
+    "32 bits": Contender(
+        "data-parallel, 32 bits", ("#4878a8", "-"), DataParallelSGD, ranks=SYNCHRONOUS, rates=BOTH
     ),
-    "averaging": _local("model averaging", ModelAveragingSGD, ranks=GROWING),
+    "1 bit": Contender(
+        "data-parallel, 1 bit, sign", ("#4878a8", "--"), DataParallelSGD, ONE_BIT, **UNCOMPRESSED
+    ),
+    "1 bit without": Contender(
+        "1 bit without error feedback",
+        ("#cc4444", "-"),
+        DataParallelSGD,
+        (*ONE_BIT, ("error_feedback", False)),
+        **UNCOMPRESSED,
+    ),
+    "averaging": _local("model averaging", "#e08214", "-", ModelAveragingSGD, ranks=GROWING),
     "averaging 1 bit": _local(
         "model averaging, 1 bit, sign",
-        ModelAveragingSGD,
-        ONE_BIT,
-        **_blocks_of("averaging", tuned=()),
+        *("#e08214", "--", ModelAveragingSGD, ONE_BIT),
+        rates=("as 32 bits",),
+        peer="averaging",
     ),
     "BMUF": _local(
-        "block momentum", BlockMomentumSGD, ranks=GROWING, tuned=MOMENTA, peer="averaging"
+        "block momentum",
+        *("#2a8a4a", "-", BlockMomentumSGD),
+        ranks=GROWING,
+        rates=("tuned", "equal", "gain 1"),
+        tuned=MOMENTA,
+        peer="averaging",
     ),
     **{
         f"BMUF {bits} bits": _local(
             f"block momentum, {bits} bits",
-            BlockMomentumSGD,
-            _bits(bits),
-            **_blocks_of("BMUF", tuned=()),
+            *("#2a8a4a", dashes, BlockMomentumSGD, (("gradient_bits", bits),)),
+            rates=("as 32 bits",),
+            peer="BMUF",
         )
-        for bits in (4, 2)
+        for bits, dashes in ((4, (0, (5, 1, 1, 1, 1, 1))), (2, "-."))
     },
     "BMUF 1 bit": _local(
         "block momentum, 1 bit, sign",
-        BlockMomentumSGD,
-        ONE_BIT,
-        **_blocks_of("BMUF", tuned=MOMENTA),
-    ),
-    **{
-        f"{name} entropy {bits:g}": _local(
-            f"{title}, {bits:g} bit, entropy code", make, _bits(bits), **_blocks_of(name, **how)
-        )
-        for name, title, make, how in (
-            ("BMUF", "block momentum", BlockMomentumSGD, {"ranks": COMPRESSED, "tuned": MOMENTA}),
-            ("averaging", "model averaging", ModelAveragingSGD, {}),
-            ("SlowMo", "SlowMo", SlowMo, {}),
-            ("DiLoCo", "DiLoCo (Adam)", DiLoCo, {"optimizer": "Adam"}),
-        )
-        for bits in (1, 0.25)
-    },
-    "classical": _local(
-        "classical block momentum",
-        BlockMomentumSGD,
-        (("use_nesterov_momentum", False),),
+        *("#2a8a4a", "--", BlockMomentumSGD, ONE_BIT),
+        rates=AS_WHOLE,
         tuned=MOMENTA,
         peer="BMUF",
     ),
-    "CNTK": _local("CNTK's block momentum", CNTKBlockMomentumSGD, peer="BMUF"),
-    "SlowMo": _local("SlowMo", SlowMo, peer="averaging"),
+    **_entropy(
+        *("BMUF", "block momentum", "#1abc9c", BlockMomentumSGD), ranks=COMPRESSED, tuned=MOMENTA
+    ),
+    **_entropy("averaging", "model averaging", "#f7b267", ModelAveragingSGD),
+    **_entropy("SlowMo", "SlowMo", "#c39bd3", SlowMo),
+    **_entropy("DiLoCo", "DiLoCo (Adam)", "#c8a882", DiLoCo, optimizer="Adam"),
+    "classical": _local(
+        "classical block momentum",
+        *("#8bc34a", "-", BlockMomentumSGD, (("use_nesterov_momentum", False),)),
+        tuned=MOMENTA,
+        peer="BMUF",
+    ),
+    "CNTK": _local("CNTK's block momentum", "#8bc34a", ":", CNTKBlockMomentumSGD, peer="BMUF"),
+    "SlowMo": _local("SlowMo", "#8e5ea2", "-", SlowMo, peer="averaging"),
     "DiLoCo": _local(
-        "DiLoCo (Adam)", DiLoCo, optimizer="Adam", as_serial=False, peer="serial Adam"
+        *("DiLoCo (Adam)", "#8c6d4f", "-", DiLoCo),
+        optimizer="Adam",
+        rates=("tuned",),
+        peer="serial Adam",
     ),
 }
 
 
-def _sent(title: str, bits: float, **options: Any) -> Contender:
+def _sent(title: str, color: str, marker: str, bits: float, **options: Any) -> Contender:
     every = {"gradient_bits": bits, "transport": "collective", **options}
-    return Contender(title, DataParallelSGD, tuple(every.items()))
+    return Contender(title, (color, marker), DataParallelSGD, tuple(every.items()))
+
+
+def _power(rank: int) -> Contender:
+    options = (("rank", rank), ("transport", "collective"))
+    return Contender(f"PowerSGD, rank {rank}", ("#8e5ea2", "o"), PowerSGD, options)
 
 
 GRADIENTS = {
-    "32": _sent("32 bits", 32),
-    "16": _sent("16 bits, float16", 16),
-    "4": _sent("4 bits", 4),
-    "4-entropy": _sent("4 bits, entropy code", 4, code="entropy"),
-    "2": _sent("2 bits", 2),
-    "1": _sent("1 bit", 1),
-    "0.5": _sent("0.5 bit", 0.5),
-    "0.25": _sent("0.25 bit", 0.25),
-    "0.1": _sent("0.1 bit", 0.1),
-    "sign": _sent("1 bit, sign", 1, code="sign"),
-    "top-k": replace(_sent("top 16 of 1024", TopK.bits), codec=(TopK.bits, TopK)),
-    **{
-        f"PowerSGD-{rank}": Contender(
-            f"PowerSGD, rank {rank}", PowerSGD, (("rank", rank), ("transport", "collective"))
-        )
-        for rank in (1, 4)
-    },
+    "32": _sent("32 bits", "black", "o", 32),
+    "16": _sent("16 bits, float16", "black", "s", 16),
+    "4": _sent("4 bits", "#4878a8", "s", 4),
+    "4-entropy": _sent("4 bits, entropy code", "#2a8a4a", "o", 4, code="entropy"),
+    "2": _sent("2 bits", "#2a8a4a", "o", 2),
+    "1": _sent("1 bit", "#2a8a4a", "o", 1),
+    "0.5": _sent("0.5 bit", "#2a8a4a", "o", 0.5),
+    "0.25": _sent("0.25 bit", "#2a8a4a", "o", 0.25),
+    "0.1": _sent("0.1 bit", "#2a8a4a", "o", 0.1),
+    "sign": _sent("1 bit, sign", "#cc4444", "x", 1, code="sign"),
+    "top-k": replace(_sent("top 16 of 1024", "#e08214", "v", TopK.bits), codec=(TopK.bits, TopK)),
+    "PowerSGD-1": _power(1),
+    "PowerSGD-4": _power(4),
 }
 """An entropy code from 2 bits down. On 4 ranks PowerSGD sends as many bytes as 1 bit of bytes-256
 with rank 1, and as half a bit of bytes-1024 with rank 4."""
 
 BEGINNINGS = {
-    "4-then-1": replace(GRADIENTS["1"], title="4 bits for 1/16, then 1 bit", first=(4, 1 / 16)),
+    "4-then-1": replace(_sent("4 bits for 1/16, then 1 bit", "#8bc34a", "^", 1), first=(4, 1 / 16)),
     "1-then-0.25": replace(
-        GRADIENTS["0.25"], title="1 bit for 1/8, then 0.25 bit", first=(1, 1 / 8)
+        _sent("1 bit for 1/8, then 0.25 bit", "#8bc34a", "^", 0.25), first=(1, 1 / 8)
     ),
 }
 """More bits in the beginning, while gradients change most."""
 
 CONTENDERS = {**ALGORITHMS, **GRADIENTS, **BEGINNINGS}
 assert len(CONTENDERS) == len(ALGORITHMS) + len(GRADIENTS) + len(BEGINNINGS)  # a run names one
-
-
-def gain(algorithm: Algorithm[Any], ranks: int) -> float:
-    """Return how far a constant pseudo-gradient moves the model in a block, in the long run."""
-    if not isinstance(algorithm, LocalUpdates):
-        return 1.0
-    match outer := algorithm.outer:
-        case CNTKBlockMomentum():
-            nesterov = _momentum(outer, ranks) * outer.use_nesterov_momentum
-            return (1 + nesterov) * outer.block_learning_rate * ranks
-        case BlockMomentum():
-            return outer.block_learning_rate / (1 - _momentum(outer, ranks))
-        case SlowMomentum():
-            return outer.slow_learning_rate / (1 - outer.slow_momentum)
-        case OuterNesterov():
-            return outer.outer_learning_rate / (1 - outer.outer_momentum)
-    return 1.0
-
-
-def _momentum(outer: BlockMomentum, ranks: int) -> float:
-    return outer.momentum_after(Block(samples=0, length=0, lr=0, ranks=ranks))

@@ -1,178 +1,268 @@
-"""A study: results in groups, each with a table, and a panel in every figure."""
+"""A study: the rates and results of its cells, and a report on these."""
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ..panels import Axes, panels
-from ..report import DrawnReport, table
+from ..report import Report, table
 from ..statistics import Comparison, compare
-from .contenders import CONTENDERS
+from ..study import Runs, Search
+from .cells import Cell, Line
+from .contenders import CONTENDERS, Options
+from .optimizers import OPTIMIZERS
 from .task import Task
 from .tasks import TASKS
-from .tuning import Result
+from .training import FIRST_TUNING_SEED, Outcome, Run
 
-Group = TypeVar("Group")
-Style = tuple[str, Any]  #: color, and dashes as matplotlib takes them
+Groups = Mapping[Cell, Sequence["Result"]]
+Figures = Mapping[str, Callable[[Groups, Path], None]]
 
-TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
+UNIT_GAIN: Options = (("block_momentum", 0.8), ("block_learning_rate", 0.2))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The part of a study that is carried out.
+class Setting:
+    """A learning rate, and options of the algorithm.
 
     Attributes:
-        tasks, ranks, optimizers, contenders: of the runs; None: all of the study.
+        at_edge: the rate is the first or last of the grid: a better rate may lie beyond.
+    """
+
+    lr: float
+    options: Options = ()
+    at_edge: bool = False
+
+    def __str__(self) -> str:
+        texts = (f"{name} {value:g}" for name, value in self.options)
+        return ", ".join([f"lr {self.lr:g}{'*' * self.at_edge}", *texts])
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    Attributes:
+        line: of the table.
+        setting: of the runs.
+        curves: [seeds, points], in the task's measure: test losses in nats, for most.
+        bytes_sent: by all ranks together in a run, on average.
+    """
+
+    line: Line
+    setting: Setting
+    curves: npt.NDArray[np.float64]
+    bytes_sent: int
+
+    @property
+    def final(self) -> npt.NDArray[np.float64]:
+        return self.curves[:, -1]
+
+    @property
+    def title(self) -> str:
+        return CONTENDERS[self.line.contender].title
+
+    def __str__(self) -> str:
+        ranks = f", K={self.line.ranks}" if self.line.ranks > 1 else ""
+        return f"{self.title}{ranks}, {self.line.rates}"
+
+    def bits_sent(self, task: Task) -> float | None:
+        """Return the bits of each value and minibatch, with all overhead; None if none was sent."""
+        k = self.line.ranks
+        if not self.bytes_sent:
+            return None
+        whole = task.steps_on(k) * 2 * (k - 1) * task.values * 4  # every gradient in 32 bits
+        return 32 * self.bytes_sent / whole
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """The source of results.
+
+    Attributes:
         seeds: reported ones, from 0 on.
         tuning_seeds: how many more seeds rates are chosen on; None: each task's.
-        shortened: how many times fewer samples, or steps, than the tasks have.
     """
 
-    tasks: Sequence[str] | None = None
-    ranks: Sequence[int] | None = None
-    optimizers: Sequence[str] | None = None
-    contenders: Sequence[str] | None = None
+    runs: Runs[Run, Outcome]
     seeds: int = 10
     tuning_seeds: int | None = None
-    shortened: int = 1
 
-    def task(self, name: str) -> Task:
-        return TASKS[name].shortened(self.shortened, self.tuning_seeds)
+    def result(self, cell: Cell, line: Line) -> Result:
+        """Find the rate, then run the reported seeds.
+
+        Raises:
+            MissingRun: see `Runs.outcomes_of`.
+        """
+        setting = self.setting(cell, line)
+        task, runs = TASKS[cell.task], runs_of(cell, line, setting, range(self.seeds))
+        outcomes = self.runs.outcomes_of(runs)
+        curves = [outcome.errors if task.unit == "%" else outcome.losses for outcome in outcomes]
+        sent = [outcome.bytes_sent for outcome in outcomes if outcome.bytes_sent] or [0]
+        return Result(line, setting, np.array(curves), round(sum(sent) / len(sent)))
+
+    def setting(self, cell: Cell, line: Line) -> Setting:
+        """Return the rate and options of a line."""
+        if line.rates == "tuned":
+            return self.tuned(cell, line)
+        if line.rates == "equal":
+            setting = self.tuned(cell, next(cell.lines()))
+            return replace(setting, at_edge=False)
+        peer = CONTENDERS[line.contender].peer
+        assert peer
+        setting = self.tuned(cell, Line(peer, line.ranks, "tuned"))
+        options = UNIT_GAIN if line.rates == "gain 1" else setting.options
+        return Setting(setting.lr, options)
+
+    def tuned(self, cell: Cell, line: Line) -> Setting:
+        """Return the options and the rate with the least mean loss on unreported seeds."""
+        grid = OPTIMIZERS[cell.optimizer_of(line.contender)].rates
+        start = grid.index(cell.start_of(line.contender))
+        count = self.tuning_seeds or TASKS[cell.task].tuning_seeds
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + count)
+        found: dict[Setting, float] = {}
+        for options in CONTENDERS[line.contender].tuned:
+
+            def losses_at(places: list[int], options: Options = options) -> Iterable[float]:
+                settings = [Setting(grid[i], options) for i in places]
+                runs = [run for one in settings for run in runs_of(cell, line, one, seeds)]
+                losses = [outcome.losses[-1] for outcome in self.runs.outcomes_of(runs)]
+                means: list[float] = np.reshape(losses, (len(places), count)).mean(axis=1).tolist()
+                return means
+
+            search = Search(start, len(grid))
+            best = search.climb(losses_at)
+            setting = Setting(grid[best], options, best in (0, len(grid) - 1))
+            found[setting] = search.scores[best]
+        return min(found, key=found.__getitem__)
 
 
-class Study(DrawnReport, Generic[Group]):
-    """A report on results in groups.
+def runs_of(cell: Cell, line: Line, setting: Setting, seeds: Iterable[int]) -> list[Run]:
+    optimizer, samples = cell.optimizer_of(line.contender), TASKS[cell.task].budget(line.ranks)
+    how = optimizer, line.ranks, setting.lr, setting.options
+    return [Run(cell.task, line.contender, *how, seed, samples) for seed in seeds]
+
+
+def results_of(cells: Iterable[Cell], tuner: Tuner, ranks: Sequence[int] | None = None) -> Groups:
+    """Return the complete results of each cell, without cells whose first line is incomplete.
 
     Args:
-        title: of the report.
-        plan: what was carried out.
-        groups: the complete results.
+        ranks: numbers of ranks, beside 1; None: all.
+    """
+    wanted = [
+        (cell, line)
+        for cell in cells
+        for line in sorted(
+            cell.lines(ranks), key=lambda line: -line.ranks
+        )  # the longest ones first
+    ]
+    results = tuner.runs.map(lambda case: tuner.result(*case), wanted)
+    found = dict(zip(wanted, results, strict=True))
+    groups = {
+        cell: [result for line in cell.lines(ranks) if (result := found[cell, line])]
+        for cell in cells
+    }
+    return {
+        cell: results
+        for cell, results in groups.items()
+        if results and results[0].line == next(cell.lines())
+    }
+
+
+class Study(Report):
+    """A report on the results of each cell.
+
+    Args:
+        groups: the results, those of the cell's first line first.
+        seeds: how many.
+        figures: by the endings of the files' names.
     """
 
-    columns: ClassVar[Sequence[str]]  #: of the tables; {} is the task's measure
-    wide: ClassVar[int] = 2  #: panels side by side
-    styles: ClassVar[Mapping[str, Style]]  #: of the contenders' lines
-
-    def __init__(self, title: str, plan: Plan, groups: Mapping[Group, Sequence[Result]]) -> None:
-        super().__init__(title)
-        self.plan, self.groups = plan, groups
-        for group, results in groups.items():
+    def __init__(self, groups: Groups, seeds: int, figures: Figures) -> None:
+        super().__init__(f"Test loss in nats or error in %, {seeds} seeds")
+        self.groups, self.figures = groups, figures
+        for cell, results in groups.items():
             for result in results:
-                self.add_rows(group, result)
+                self._add(cell, result)
 
-    @abstractmethod
-    def add_rows(self, group: Group, result: Result) -> None:
+    def _add(self, cell: Cell, result: Result) -> None:
         """Add a result to the rows of the JSON file."""
-
-    @abstractmethod
-    def cells(self, group: Group, result: Result) -> Sequence[str]:
-        """Return a result's line in the table."""
-
-    @abstractmethod
-    def heading(self, group: Group) -> tuple[str, str]:
-        """Return the title of a group, and more about it for the table."""
-
-    @abstractmethod
-    def task_of(self, group: Group) -> Task:
-        """Return the task of a group, shortened as the plan says."""
-
-    @abstractmethod
-    def subtitle(self) -> str:
-        """Return the title of the figures by samples and by bytes."""
-
-    def shown(self, group: Group) -> Sequence[Result]:
-        """Return the results in the figures by samples and by bytes."""
-        return self.groups[group]
-
-    def figures(self) -> dict[str, Callable[[Path], None]]:
-        """Return how each figure is drawn, by the ending of its file's name."""
-        return {"samples": self.by_samples, "bytes": self.by_bytes}
+        task, first, name = TASKS[cell.task], self.groups[cell][0], f"{cell}, {result}"
+        mean, reference = result.final.mean(), first.final.mean()
+        worst = task.worst[task.unit == "%"]
+        diverged = int((result.final >= round(worst, 4)).sum())
+        text = f"{first}, {reference:.4f}; {result.setting}"
+        text += f", {diverged} diverged, counted as {worst:.4f}" if diverged else ""
+        self.add(f"{name}: {task.measure}", mean, task.unit, text, mean / reference)
+        for other in (first, peer_of(result, self.groups[cell])):
+            if other and other is not result:
+                less = compare(result.final, other.final, task.margin)
+                text = f"{less}: {less.verdict}; median {less.median:+.4f}"
+                self.add(f"{name}, less {other}", less.mean, task.unit, text, less.reach)
+        if bits := result.bits_sent(task):
+            text = f"32 bits; {result.bytes_sent} bytes by all ranks"
+            self.add(f"{name}: sent", bits, "bits a value", text, bits / 32)
 
     def print(self) -> None:
         """Print a line for every result; the rows are for files."""
         print(f"\n{self.title}")
-        for group, results in self.groups.items():
-            head = [text.format(self.task_of(group).measure.name) for text in self.columns]
-            lines = table(head, [self.cells(group, result) for result in results])
-            print("\n" + ": ".join(self.heading(group)), "", *lines, sep="\n")
+        for cell, results in self.groups.items():
+            task = TASKS[cell.task]
+            print(
+                f"\n{cell.title(task)}: a rank's minibatch {task.minibatch}, "
+                f"margin ±{task.margin:g} {task.unit}\n"
+            )
+            rows = [_row(task, result, results) for result in results]
+            head = [name for name in rows[0] if any(row[name] for row in rows)]
+            print(*table(head, [[row[name] for name in head] for row in rows]), sep="\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw several figures: convergence.png means convergence-samples.png and more."""
         path = Path(path)
-        for name, draw in self.figures().items() if self.groups else ():
-            draw(path.with_name(f"{path.stem}-{name}{path.suffix}"))
-
-    def paired(self, ours: Result, theirs: Result) -> Comparison:
-        """Compare the ends of two results, paired by seed."""
-        return compare(ours.final, theirs.final, TASKS[ours.setting.task].margin)
-
-    def panels(self, path: Path, title: str) -> AbstractContextManager[dict[Group, Axes]]:
-        """Open a panel for each group."""
-        titles = {group: self.heading(group)[0] for group in self.groups}
-        return panels(titles, path, title, columns=self.wide)
-
-    def by_samples(self, path: Path) -> None:
-        """Draw the test loss, or error, against samples."""
-        with self.panels(path, self.subtitle()) as grid:
-            for group, axes in grid.items():
-                for result in self.shown(group):
-                    budget = self.task_of(group).budget(result.setting.ranks)
-                    self._plot(axes, parts(result) * budget / 1000, result)
-                axes.set_xlabel("thousands of samples, of all ranks")
-                loss_axis(axes, self.task_of(group))
-
-    def by_bytes(self, path: Path) -> None:
-        """Draw the test loss, or error, against bytes; of serial SGD its end."""
-        with self.panels(path, self.subtitle()) as grid:
-            for group, axes in grid.items():
-                for result in self.shown(group):
-                    ranks = result.setting.ranks
-                    if ranks == 1 and result.setting.contender == "serial":
-                        label = "serial SGD, at its end"
-                        axes.axhline(result.final.mean(), color="black", lw=1, label=label)
-                    elif ranks > 1 and result.bytes_sent:
-                        sent = parts(result) * result.bytes_sent / ranks / 1e6
-                        self._plot(axes, sent, result)
-                axes.set_xscale("log")
-                axes.set_xlabel("MB sent by a rank")
-                loss_axis(axes, self.task_of(group))
-
-    def _plot(self, axes: Axes, x: Any, result: Result) -> None:
-        name = result.setting.contender
-        color, style = self.styles[name]
-        label = CONTENDERS[name].title
-        axes.plot(x, result.curves.mean(axis=0), color=color, linestyle=style, label=label)
+        for name, draw in self.figures.items() if self.groups else ():
+            draw(self.groups, path.with_name(f"{path.stem}-{name}{path.suffix}"))
 
 
-def parts(result: Result) -> Any:
-    """Return the part of a run that each point of a curve ends."""
-    points = result.curves.shape[1]
-    return np.arange(1, points + 1) / points
+def find(results: Sequence[Result], contender: str, ranks: int, rates: str) -> Result | None:
+    line = Line(contender, ranks, rates)
+    return next((result for result in results if result.line == line), None)
 
 
-def loss_axis(axes: Axes, task: Task) -> None:
-    """Name a task's measure on the axis, and set its scale."""
-    axes.set_ylabel(f"{task.measure.name}, {task.measure.unit}")
-    if task.log_scale:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        ticks = [tick for tick in TICKS if low <= tick <= high]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+def peer_of(result: Result, results: Sequence[Result]) -> Result | None:
+    """Return a result's peer: on as many ranks, or on one, with rates of the same kind or tuned
+    ones."""
+    line, peer = result.line, CONTENDERS[result.line.contender].peer
+    for ranks, rates in ((line.ranks, line.rates), (line.ranks, "tuned"), (1, "tuned")):
+        if peer and (found := find(results, peer, ranks, rates)):
+            return found
+    return None
 
 
-def comparison_cells(comparison: Comparison | None) -> tuple[str, str]:
-    """Return the mean difference with its interval, and the verdict."""
-    if comparison is None:
-        return "", ""
-    low, high = comparison.interval_95
-    return f"{comparison.mean:+.4f} ({low:+.4f} to {high:+.4f})", comparison.verdict
+def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str]:
+    """Return a line of the table by columns."""
+    setting, first, peer = result.setting, results[0], peer_of(result, results)
+    momentum, bits = dict(setting.options).get("block_momentum"), result.bits_sent(task)
+    less = compare(result.final, first.final, task.margin)
+    return {
+        "": result.title,
+        "K": str(result.line.ranks),
+        "rates": result.line.rates,
+        "lr": f"{setting.lr:g}{'*' * setting.at_edge}",
+        "η": "" if momentum is None else f"{momentum:g}",
+        "bits sent": "" if bits is None else f"{bits:.2f}",
+        "a quarter in": f"{result.curves[:, task.points // 4 - 1].mean():.4f}",
+        task.measure: f"{result.final.mean():.4f}",
+        f"less {first.title}": "" if result is first else _said(less),
+        "median": "" if result is first else f"{less.median:+.4f}",
+        "beside": str(peer or ""),
+        "less it": _said(compare(result.final, peer.final, task.margin)) if peer else "",
+    }
+
+
+def _said(less: Comparison) -> str:
+    low, high = less.interval_95
+    return f"{less.mean:+.4f} ({low:+.4f} to {high:+.4f}) {less.verdict}"

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from parallel_sgd import Algorithm, Communicator, Learner, Optimizer
 from parallel_sgd.data import Dataset
-from parallel_sgd.schedules import Schedule
 
-from .optimizers import Rule
+Score = tuple[float, float]  #: mean loss over the samples in nats; wrong samples in %
 
-Array = Any
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A quantity in which contenders are compared: less is better."""
-
-    name: str
-    unit: str
-
-
-LOSS = Measure("test loss", "nats")
-ERROR = Measure("test error", "%")
+MEASURES = {"nats": "test loss", "%": "test error"}  #: by unit; less is better
 
 
 class Held(Dataset):
@@ -62,106 +48,56 @@ def some_of(
 
 
 @dataclass(frozen=True)
-class Score:
-    """
-    Attributes:
-        loss: mean over the samples, in nats.
-        error: wrong samples in %.
-    """
-
-    loss: float
-    error: float
-
-
-class Trained(Protocol):
-    @property
-    def learner(self) -> Learner:
-        """The learner of this rank."""
-
-    def step(self, x: Array, y: Array) -> None:
-        """Train on a minibatch. Collective."""
-
-    def score(self, test: Dataset) -> Score | None:
-        """Score the common model on rank 0; return None on all more ranks. Collective."""
-
-
-class ArrayModel:
-    """A model of `parallel_sgd`."""
-
-    def __init__(
-        self, model: Any, optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator
-    ) -> None:
-        self.model = model
-        self.learner = Learner(model.parameters, optimizer, algorithm, comm)
-
-    def step(self, x: Array, y: Array) -> None:
-        self.model.gradient(x, y, out=self.learner.gradient)
-        self.learner.step(samples=len(x))
-
-    def score(self, test: Dataset) -> Score | None:
-        self.learner.meet()
-        if self.learner.comm.rank:
-            return None
-        with self.learner.shared_model():
-            loss, accuracy = self.model.evaluate(*test.arrays())
-        return Score(loss, 100 * (1 - accuracy))
-
-
-@dataclass(frozen=True)
 class Task:
     """
     Attributes:
         title: for people.
         minibatch: samples of each rank in a minibatch.
-        margin: of equivalence, in the unit of `measure`.
-        tuning_seeds: how many rates are chosen on; more if seeds differ more.
         classes: of the labels.
         data: (training, test) for a seed and a budget of samples.
-        model: for a seed; here a model of `parallel_sgd`.
+        model: for a seed; of `parallel_sgd`, or a PyTorch module.
+        margin: of equivalence, in `unit`.
+        tuning_seeds: how many rates are chosen on; more if seeds differ more.
         samples: of all ranks in a run, for any number of ranks; or else
         steps: in a run, each of a minibatch of every rank.
-        block: minibatches in a block of local updates.
         warm_up: the part of a run with a rising rate, from a tenth of the highest.
         points: equally distant tests of the model; blocks of all K end there.
-        measure: for comparisons; rates are chosen by the loss.
+        unit: of the measure in comparisons; rates are chosen by the loss.
         log_scale: of the measure in figures.
+        torch: whether the model is a PyTorch module.
     """
 
     title: str
     minibatch: int
-    margin: float
-    tuning_seeds: int
     classes: int
     data: Callable[[int, int], tuple[Dataset, Dataset]]
     model: Callable[[int], Any]
+    margin: float = 0.02
+    tuning_seeds: int = 1
     samples: int = 0
     steps: int = 0
-    block: int = 8
     warm_up: float = 0.0
     points: int = 16
-    measure: Measure = LOSS
+    unit: str = "nats"
     log_scale: bool = False
+    torch: bool = False
 
     @property
-    def ceiling(self) -> float:
-        """The loss of knowing nothing, and of runs that end above or diverge."""
-        return math.log(self.classes)
+    def measure(self) -> str:
+        return MEASURES[self.unit]
 
     @property
-    def worst(self) -> float:
-        """The measure of knowing nothing."""
-        return self.ceiling if self.measure == LOSS else 100 * (1 - 1 / self.classes)
+    def worst(self) -> Score:
+        """The score of knowing nothing, and of runs that end above or diverge."""
+        return math.log(self.classes), 100 * (1 - 1 / self.classes)
 
     @property
     def values(self) -> int:
         """The number of the model's values."""
-        return int(self.model(0).parameters.flat.size)
-
-    def trained(
-        self, seed: int, rule: Rule, rate: Schedule, algorithm: Algorithm[Any], comm: Communicator
-    ) -> Trained:
-        """Make the model for a seed on a rank. Collective."""
-        return ArrayModel(self.model(seed), rule.make(rate), algorithm, comm)
+        model = self.model(0)
+        if self.torch:
+            return sum(p.numel() for p in model.parameters())
+        return int(model.parameters.flat.size)
 
     def budget(self, ranks: int) -> int:
         """Return the samples of all ranks in a run."""
@@ -170,12 +106,3 @@ class Task:
     def steps_on(self, ranks: int) -> int:
         """Return the minibatches of every rank in a run."""
         return self.budget(ranks) // (self.minibatch * ranks)
-
-    def shortened(self, times: int, tuning_seeds: int | None) -> Task:
-        """Divide samples or steps by `times`, and replace the number of tuning seeds if given."""
-        return replace(
-            self,
-            samples=self.samples // times,
-            steps=self.steps // times // self.points * self.points,
-            tuning_seeds=tuning_seeds or self.tuning_seeds,
-        )

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
-from parallel_sgd.data import Dataset, digits, library_source
+from parallel_sgd.data import (
+    Dataset,
+    Images,
+    Subset,
+    digits,
+    fashion_mnist,
+    library_sequences,
+    library_source,
+)
 from parallel_sgd.models import MLP, ByteLanguageModel
 
 from .task import Held, Task, some_of
-from .torch_tasks import TORCH_TASKS
 
 DIGITS_TESTED = 261  # leaves 1536 to train on: a whole number of minibatches for up to 64 ranks
-CONTEXT = 8
-BYTES_TESTED = 4096
+CONTEXT = 8  #: bytes from which the next one is predicted
+SEQUENCE = 64  #: bytes in a sample of PyTorch's models, each of which is predicted
+BYTES_TESTED, SEQUENCES_TESTED = 4096, 512
+IMAGES = 59_904  # of 60,000: a whole number of minibatches of 128
+
+_library = cache(partial(library_source, CONTEXT))
+_library_sequences = cache(partial(library_sequences, SEQUENCE))
+_clothing = cache(fashion_mnist)
 
 
 def _digits(seed: int, samples: int) -> tuple[Held, Held]:
@@ -25,28 +39,39 @@ def _digits(seed: int, samples: int) -> tuple[Held, Held]:
 
 def _bytes(seed: int, samples: int) -> tuple[Held, Held]:
     random = np.random.default_rng((seed, 2))
-    train, test = _library(3_000_000)
-    held = []
-    for part, wanted in ((train, samples), (test, BYTES_TESTED)):
-        x, y = part.read(random.permutation(len(part))[:wanted], dtype=None)
-        held.append(Held(x, y))
-    return held[0], held[1]
+    train, test = (
+        Held(*part.read(random.permutation(len(part))[:wanted], dtype=None))
+        for part, wanted in zip(
+            _library(most_bytes=3_000_000), (samples, BYTES_TESTED), strict=True
+        )
+    )
+    return train, test
 
 
 def _more_bytes(seed: int, samples: int) -> tuple[Held, Held]:
-    return some_of(_library(6_000_000), (samples, BYTES_TESTED), seed)
+    return some_of(_library(most_bytes=6_000_000), (samples, BYTES_TESTED), seed)
 
 
-@cache
-def _library(most_bytes: int) -> tuple[Dataset, Dataset]:
-    return library_source(CONTEXT, most_bytes=most_bytes)
+def _sequences(most_bytes: int, seed: int, samples: int) -> tuple[Held, Held]:
+    return some_of(_library_sequences(most_bytes=most_bytes), (samples, SEQUENCES_TESTED), seed)
+
+
+def _images(seed: int, samples: int) -> tuple[Dataset, Images]:
+    training, test = _clothing()
+    random = np.random.default_rng((seed, 2))
+    return Subset(training, random.permutation(len(training))[:IMAGES]), test
+
+
+def _torch_model(name: str, seed: int) -> Any:
+    from .torch_trained import MODELS, from_seed
+
+    return from_seed(seed, MODELS[name])
 
 
 BYTES = Task(
     title="next byte of Python's library",
     samples=131_072,
     minibatch=16,
-    margin=0.02,
     tuning_seeds=2,
     classes=256,
     data=_bytes,
@@ -70,7 +95,18 @@ def _wider(hidden: int, steps: int, tuning_seeds: int) -> Task:
     )
 
 
-TASKS: dict[str, Task] = {
+TRANSFORMER = Task(
+    title="next byte, transformer of 0.24 million parameters",
+    steps=1024,
+    minibatch=8,
+    classes=256,
+    data=partial(_sequences, 3_000_000),
+    model=partial(_torch_model, "transformer"),
+    warm_up=1 / 16,
+    torch=True,
+)
+
+TASKS = {
     "digits": Task(
         title="digits, MLP 64-128-10",
         samples=65_536,
@@ -86,5 +122,24 @@ TASKS: dict[str, Task] = {
     "bytes-256": _wider(256, 512, tuning_seeds=2),
     "bytes-1024": _wider(1024, 512, tuning_seeds=1),
     "bytes-1024-long": _wider(1024, 2000, tuning_seeds=1),
-    **TORCH_TASKS,
+    "transformer": TRANSFORMER,
+    "transformer-long": replace(TRANSFORMER, steps=4096, data=partial(_sequences, 12_000_000)),
+    "lstm": replace(
+        TRANSFORMER,
+        title="next byte, LSTM of 0.2 million parameters",
+        model=partial(_torch_model, "lstm"),
+    ),
+    "fashion-mnist": Task(
+        title="Fashion-MNIST, ResNet of 0.17 million parameters",
+        steps=936,  # two epochs
+        minibatch=32,
+        margin=0.2,
+        classes=10,
+        data=_images,
+        model=partial(_torch_model, "resnet"),
+        warm_up=1 / 16,
+        points=4,
+        unit="%",
+        torch=True,
+    ),
 }

@@ -15,6 +15,7 @@ import parallel_sgd.torch
 from parallel_sgd import Algorithm, Communicator
 from parallel_sgd.data import Dataset
 from parallel_sgd.schedules import Schedule
+from parallel_sgd.torch.models import ByteTransformer, ResNet
 
 from .optimizers import Rule
 from .task import Score
@@ -54,6 +55,13 @@ class ByteLSTM(nn.Module):
         return self.head(states)
 
 
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "transformer": lambda: ByteTransformer(64, layers=4, heads=4, context=64),
+    "lstm": lambda: ByteLSTM(128),
+    "resnet": ResNet,
+}
+
+
 class TorchModel:
     """A model with PyTorch's optimizer of a rule, at rates by the samples of all ranks."""
 
@@ -72,6 +80,7 @@ class TorchModel:
         self.learner = parallel_sgd.torch.Learner(self.model, self.optimizer, algorithm, comm)
 
     def step(self, x: Array, y: Array) -> None:
+        """Train on a minibatch. Collective."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.learner.samples)
         with _one_at_a_time:
@@ -79,9 +88,9 @@ class TorchModel:
         self.learner.step(samples=len(x))
 
     def score(self, test: Dataset) -> Score | None:
-        """Score the model; each rank tests a part."""
+        """Score the model; each rank tests a part. Returns None on ranks but 0. Collective."""
         means = self.learner.evaluate(_part(test, self.learner.comm), _score)
-        return None if self.learner.comm.rank else Score(**means)
+        return None if self.learner.comm.rank else (means["loss"], means["error"])
 
 
 def _loss(logits: Any, y: Any) -> Any:

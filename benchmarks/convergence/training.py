@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.data import Source
-from parallel_sgd.schedules import Linear
+from parallel_sgd import Algorithm, Communicator, Learner, Optimizer, UserError, simulate
+from parallel_sgd.data import Dataset, Source
+from parallel_sgd.schedules import Linear, Schedule
 
 from .contenders import CONTENDERS, Options
-from .optimizers import OPTIMIZERS
-from .task import ERROR, Score, Task
+from .optimizers import OPTIMIZERS, Rule
+from .task import Score, Task
 from .tasks import TASKS
 
 LAST_RATE = 0.1
@@ -60,53 +61,101 @@ class Outcome:
     bytes_sent: int
     errors: tuple[float, ...] = ()
 
-    def curve(self, task: Task) -> tuple[float, ...]:
-        """Return the task's measure at each of its points."""
-        return self.errors if task.measure == ERROR else self.losses
-
 
 def train(run: Run) -> Outcome:
-    """Carry a run out. Losses are at most the task's `ceiling`, also after a run has broken off."""
+    """Carry a run out. Losses are at most the task's worst, also after a run has broken off."""
     task, contender = TASKS[run.task], CONTENDERS[run.contender]
-    training, test = task.data(run.seed, run.samples)
-    low, warm = LAST_RATE * run.lr, round(task.warm_up * run.samples)
-    rate = Linear({0: low} | {warm: run.lr, run.samples: low})  # without warm-up 0 means the latter
     points = 1 if run.seed >= FIRST_TUNING_SEED else task.points
-    scores: list[Score] = []
+    with contender.known():
+        algorithm = contender.algorithm(run.options, run.samples)
+        how: dict[str, Any] = {"seed": run.seed, "samples": run.samples, "points": points}
+        scores, sent = scores_of(task, algorithm, run.optimizer, run.ranks, lr=run.lr, **how)
+    losses, errors = (tuple(np.round(values, 4).tolist()) for values in zip(*scores, strict=True))
+    return Outcome(losses, sent, errors if task.unit == "%" else ())
+
+
+class ArrayModel:
+    """A model of `parallel_sgd` in training on a rank."""
+
+    def __init__(
+        self, model: Any, optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator
+    ) -> None:
+        self.model = model
+        self.learner = Learner(model.parameters, optimizer, algorithm, comm)
+
+    def step(self, x: Any, y: Any) -> None:
+        """Train on a minibatch. Collective."""
+        self.model.gradient(x, y, out=self.learner.gradient)
+        self.learner.step(samples=len(x))
+
+    def score(self, test: Dataset) -> Score | None:
+        """Score the common model on rank 0; return None on all more ranks."""
+        if self.learner.comm.rank:
+            return None
+        with self.learner.shared_model():
+            loss, accuracy = self.model.evaluate(*test.arrays())
+        return loss, 100 * (1 - accuracy)
+
+
+def trained(
+    task: Task, seed: int, rule: Rule, rate: Schedule, algorithm: Algorithm[Any], comm: Communicator
+) -> Any:
+    """Make the model for a seed on a rank, an `ArrayModel` or a `TorchModel`. Collective."""
+    if task.torch:
+        from .torch_trained import TorchModel
+
+        return TorchModel(lambda: task.model(seed), rule, rate, algorithm, comm)
+    return ArrayModel(task.model(seed), rule.make(rate), algorithm, comm)
+
+
+def scores_of(
+    task: Task,
+    algorithm: Algorithm[Any],
+    optimizer: str,
+    ranks: int,
+    *,
+    lr: float,
+    seed: int,
+    samples: int,
+    points: int = 1,
+    servers: int = 0,
+) -> tuple[list[Score], int]:
+    """Train a model as `ranks` workers and more ranks as servers.
+
+    Returns:
+        The scores at equally distant points, the task's worst where a run has diverged; and the
+        bytes sent by all ranks, 0 if the run has broken off.
+    """
+    training, test = task.data(seed, samples)
+    low, warm = LAST_RATE * lr, round(task.warm_up * samples)
+    rate = Linear({0: low} | {warm: lr, samples: low})  # without warm-up 0 means the latter
+    scores: list[Score | None] = []  #: None on all ranks but 0
 
     def one_rank(comm: Communicator) -> int:
-        trained = task.trained(run.seed, OPTIMIZERS[run.optimizer], rate, algorithm, comm)
-        learner = trained.learner
-        source = Source(
-            training,
-            minibatch_size=task.minibatch * comm.size,
-            epochs=-(-run.samples // len(training)),
-            seed=run.seed,
-            dtype=None,
-        )
-        for x, y in source.minibatches(learner):
-            trained.step(x, y)
-            at_point = learner.samples % (run.samples // points) == 0
-            if at_point and (score := trained.score(test)):
-                scores.append(score)
-            if learner.samples == run.samples:
-                break
+        model = trained(task, seed, OPTIMIZERS[optimizer], rate, algorithm, comm)
+        learner = model.learner
+        if not learner.serves:
+            size, epochs = task.minibatch * learner.comm.size, -(-samples // len(training))
+            source = Source(training, minibatch_size=size, epochs=epochs, seed=seed, dtype=None)
+            for x, y in source.minibatches(learner):
+                model.step(x, y)
+                if learner.samples == samples:
+                    break
+                if learner.samples % (samples // points) == 0:
+                    learner.meet()
+                    scores.append(model.score(test))
         learner.finish()
-        return learner.bytes_sent
+        if not learner.serves:
+            scores.append(model.score(test))
+        return int(learner.bytes_sent)
 
-    sent = 0
-    with contender.known():
-        algorithm = contender.algorithm(run.options, task.block, run.samples)
-        try:
-            sent = sum(simulate(run.ranks, one_rank))
-        except UserError:  # it has diverged
-            scores += [Score(math.inf, math.inf)] * (points - len(scores))
-    assert len(scores) == points, "minibatches do not end at the points"
-    losses = _at_most(task.ceiling, [score.loss for score in scores])
-    errors = [score.error for score in scores] if task.measure == ERROR else []
-    return Outcome(losses, sent, _at_most(task.worst, errors))
-
-
-def _at_most(limit: float, values: list[float]) -> tuple[float, ...]:
-    ended = np.nan_to_num(values, nan=math.inf, posinf=math.inf)
-    return tuple(np.minimum(ended, limit).round(4).tolist())
+    sent, missing = 0, 0
+    try:
+        sent = sum(simulate(ranks + servers, one_rank))
+    except UserError:  # it has diverged
+        missing = points
+    known = [score for score in scores if score]
+    known += [(math.inf, math.inf)] * (missing and points - len(known))
+    assert len(known) == points, "minibatches do not end at the points"
+    ended = np.nan_to_num(known, nan=math.inf, posinf=math.inf)
+    return [(loss, error) for loss, error in np.minimum(ended, task.worst).tolist()], sent

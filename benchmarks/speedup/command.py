@@ -27,7 +27,13 @@ Needs root, and Open MPI or MPICH as `parallel-sgd cluster` does; speeds need a 
 from __future__ import annotations
 
 import argparse
+import math
+import os
+import statistics
 import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.units import bits_per_s
@@ -35,17 +41,15 @@ from parallel_sgd.costs import measure_kernel_speeds
 from parallel_sgd.launcher.host_resources import usable_cores
 
 from ..plan import measured_link
-from ..report import load, positive
+from ..report import Report, load, positive, table
 from .contenders import BATCH, CONTENDERS, PERIOD, TITLE
-from .learning import Learned, cases, learn_all
-from .predicted import MORE, predict
-from .results import Results, finite
+from .figures import draw
+from .learning import learn_all
+from .results import Results, predict
 from .step_times import alone, part_steps, time_all
-from .summary import Summary
 
-SAMPLES, QUICK_SAMPLES = 163_840, 32_768
+SAMPLES = 163_840
 EVALUATIONS = 8
-ROUNDS, SEEDS = 3, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers; 1 is always among them (default: 1 2 4 8)",
     )
     add("--rate", type=bits_per_s, default=1e9, help="of every link (default: 1gbit)")
-    add("--rounds", type=positive, help=f"of all speeds (default: {ROUNDS}; quick: 1)")
-    add("--seeds", type=positive, help=f"of all accuracies (default: {SEEDS}; quick: 1)")
-    add(
-        "--quick",
-        action="store_true",
-        help="a fifth of the samples, and learning rates that are not tuned",
-    )
-    add("--runs", metavar="FILE", help="the JSON of an earlier run: its accuracies are taken")
+    add("--rounds", type=positive, default=3, help="of all speeds (default: 3)")
+    add("--seeds", type=positive, default=3, help="of all accuracies (default: 3)")
 
 
 def read(options: argparse.Namespace) -> Summary:
@@ -74,58 +72,84 @@ def read(options: argparse.Namespace) -> Summary:
 
 
 def main(options: argparse.Namespace) -> Summary:
-    workers = sorted({1, *options.hosts})
+    workers, cores = sorted({1, *options.hosts}), usable_cores()
+    if (most := max(workers)) * BATCH * PERIOD > SAMPLES:
+        raise UserError(f"hosts={most} must be at most {SAMPLES // (BATCH * PERIOD)}: a block each")
     asked = {
         "hosts": workers,
-        "rate": finite(options.rate),
-        "rounds": options.rounds or (1 if options.quick else ROUNDS),
-        "seeds": options.seeds or (1 if options.quick else SEEDS),
-        "quick": options.quick,
-        "samples": QUICK_SAMPLES if options.quick else SAMPLES,
+        "rate": None if options.rate == math.inf else options.rate,  # JSON has no infinity
+        "rounds": options.rounds,
+        "seeds": options.seeds,
+        "samples": SAMPLES,
         "evaluations": EVALUATIONS,
         "task": TITLE,
     }
-    samples, cores = asked["samples"], usable_cores()
-    if (most := max(workers)) * BATCH * PERIOD > samples:
-        raise UserError(f"hosts={most} must be at most {samples // (BATCH * PERIOD)}: a block each")
-    known = _known(options.runs, samples, tuned=not options.quick) if options.runs else {}
     results = Results(asked, alone())
     link, speeds = measured_link(options.rate), measure_kernel_speeds()
     for k in workers:
         _say(f"speeds with {k} worker{'s' * (k > 1)}")
         results.timed += time_all(
             *(CONTENDERS, k, options.rate, results.alone, cores),
-            rounds=asked["rounds"],
-            steps=part_steps(samples, EVALUATIONS, k),
+            rounds=options.rounds,
+            steps=part_steps(SAMPLES, EVALUATIONS, k),
         )
-    step_s = sorted(results.serial.step_s)[len(results.serial.step_s) // 2]
-    more = sorted({*MORE, *workers} - {1})
-    results.predicted += predict(CONTENDERS, more, step_s, link, speeds)
-    wanted = cases(list(CONTENDERS), workers)
-    results.learned += [known[case] for case in wanted if case in known]
+    step_s = statistics.median_high(results.serial.step_s)
+    results.predicted += predict(workers, step_s, link, speeds)
     _say("accuracies")
-    results.learned += learn_all(
-        [case for case in wanted if case not in known],
-        samples,
-        asked["seeds"],
-        tuned=not options.quick,
-        jobs=cores,
-    )
+    results.learned += learn_all(CONTENDERS, workers, SAMPLES, options.seeds, cores)
     return Summary(results)
-
-
-def _known(path: str, samples: int, *, tuned: bool) -> dict[tuple[str, int], Learned]:
-    """Return the accuracies of an earlier run, by contender and workers.
-
-    Raises:
-        UserError: the earlier run trained a different model, or differently.
-    """
-    earlier = load(path, Results)
-    ways = {(earlier.options["task"], one.samples, one.tuned) for one in earlier.learned}
-    if ways - {(TITLE, samples, tuned)}:
-        raise UserError(f"--runs {path}: it must have trained as this run does, not {ways}")
-    return {(one.contender, one.workers): one for one in earlier.learned}
 
 
 def _say(what: str) -> None:
     print(f"speedup: {what}", file=sys.stderr, flush=True)
+
+
+class Summary(Report):
+    """A table, a JSON file and a figure of the results."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__(f"Speed-up over serial SGD and what is learned: {TITLE}, {results.rate}")
+        self.results, self.machine = results, results.machine
+
+    def print(self) -> None:
+        """Print medians, and in parentheses the least and the largest."""
+        head = (
+            *("", "workers", "samples/s", "planner", "peak", "average speed-up"),
+            *("test loss, nats", "accuracy, %", "rate"),
+        )
+        rows = [
+            (
+                point.contender,
+                str(point.workers),
+                point.samples_per_s.text(",.0f"),
+                "" if point.predicted is None else f"{point.predicted:,.0f}",
+                f"{point.peak:.2f}",
+                point.average.text(".2f"),
+                point.loss.text(".3f") if point.loss else "",
+                point.accuracy.text(".1f") if point.accuracy else "",
+                f"{point.lr:g}" if point.lr else "",
+            )
+            for point in self.results.points()
+        ]
+        print(f"\n{self.title}\n", *table(head, rows), "", *self.notes(), sep="\n")
+
+    def notes(self) -> list[str]:
+        """Describe the measurement for the table and the figure."""
+        results, options = self.results, self.results.options
+        dilation = max(timed.dilation for timed in results.timed)
+        return [
+            f"A host for each worker, {results.rate}, emulated on {results.machine['cores']} cores "
+            f"({results.alone.axpy_gb_per_s:.1f} GB/s, x -= a*y in place). Computing is a wait of "
+            f"what one core needs: {results.alone.gradient_s * 1e3:.2f} ms a minibatch of {BATCH}. "
+            f"Time is dilated up to {dilation:g} times, so that each host has a core.",
+            f"Every run has {options['samples']:,} samples and {options['evaluations']} "
+            "evaluations. Peak: best rate of steps; average: a whole training. "
+            f"Least to largest of {options['rounds']} rounds and {options['seeds']} seeds. "
+            "The asynchronous workers have a server beside them.",
+        ]
+
+    def content(self) -> dict[str, Any]:
+        return {"title": self.title, **asdict(self.results)}
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        draw(self.results, self.title, self.notes(), Path(path))

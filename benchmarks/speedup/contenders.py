@@ -21,7 +21,7 @@ from parallel_sgd.models import ByteLanguageModel
 from parallel_sgd.planning import Job
 from parallel_sgd.planning.candidates import Blocks, Candidate, DataParallel, Servers
 
-from ..convergence.task import Held, some_of
+from ..convergence.task import Held, Task, some_of
 
 BATCH = 256  #: samples of each worker in a minibatch
 CONTEXT = 8  #: bytes from which the next one is predicted
@@ -44,6 +44,16 @@ def data(samples: int, seed: int) -> tuple[Held, Held]:
     """Return `samples` training samples, and the test samples."""
     parts = library_source(CONTEXT, most_bytes=READ)
     return some_of(parts, (samples, TESTED), seed)
+
+
+TASK = Task(
+    title=TITLE,
+    minibatch=BATCH,
+    classes=CLASSES,
+    data=lambda seed, samples: data(samples, seed),
+    model=model,
+    warm_up=1 / 16,
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class OneServer(Servers):
 class Contender:
     """
     Attributes:
+        style: color and marker in figures.
         algorithm: with all its options.
         candidate: of the planner; None: unknown to the planner.
         optimizer: by its name in `OPTIMIZERS`.
@@ -76,6 +87,7 @@ class Contender:
         servers: hosts beside those of the workers.
     """
 
+    style: tuple[str, str]
     algorithm: Algorithm[Any]
     candidate: Candidate | None
     optimizer: str = "momentum"
@@ -83,23 +95,30 @@ class Contender:
     servers: int = 0
 
 
-def _blocks(algorithm: type[LocalUpdates], optimizer: str = "momentum") -> Contender:
-    return Contender(algorithm(sync_steps=PERIOD), ShortBlocks(32, algorithm), optimizer, PERIOD)
+def _blocks(
+    color: str, marker: str, algorithm: type[LocalUpdates], optimizer: str = "momentum"
+) -> Contender:
+    candidate = ShortBlocks(32, algorithm)
+    return Contender((color, marker), algorithm(sync_steps=PERIOD), candidate, optimizer, PERIOD)
 
 
 SERIAL = "32 bit"  #: what is serial SGD where there is one worker
 
-#: In the order of tables.
+#: In the order of tables. Okabe and Ito's colors, which colour-blind people can tell apart, and one
+#: of Tol's.
 CONTENDERS = {
-    SERIAL: Contender(DataParallelSGD(), DataParallel(32)),
-    "4 bit": Contender(DataParallelSGD(gradient_bits=4), DataParallel(4)),
-    "1 bit": Contender(DataParallelSGD(gradient_bits=1), DataParallel(1)),
-    "PowerSGD rank 4": Contender(PowerSGD(rank=4), None),
-    "block momentum": _blocks(BlockMomentumSGD),
-    "model averaging": _blocks(ModelAveragingSGD),
-    "SlowMo": _blocks(SlowMo),
-    "DiLoCo (Adam)": _blocks(DiLoCo, "Adam"),
+    SERIAL: Contender(("#000000", "o"), DataParallelSGD(), DataParallel(32)),
+    "4 bit": Contender(("#0072B2", "s"), DataParallelSGD(gradient_bits=4), DataParallel(4)),
+    "1 bit": Contender(("#56B4E9", "D"), DataParallelSGD(gradient_bits=1), DataParallel(1)),
+    "PowerSGD rank 4": Contender(("#009E73", "^"), PowerSGD(rank=4), None),
+    "block momentum": _blocks("#D55E00", "P", BlockMomentumSGD),
+    "model averaging": _blocks("#E69F00", "v", ModelAveragingSGD),
+    "SlowMo": _blocks("#CC79A7", "X", SlowMo),
+    "DiLoCo (Adam)": _blocks("#882255", "h", DiLoCo, "Adam"),
     "asynchronous": Contender(
-        DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32), "SGD", PUSHES, servers=1
+        *(("#7F7F7F", "*"), DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32)),
+        optimizer="SGD",
+        period=PUSHES,
+        servers=1,
     ),
 }

@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..panels import Axes, panels, plain_log
-from .contenders import SERIAL
-from .predicted import Predicted
-from .results import Point, Results, Spread
+from .contenders import CONTENDERS, SERIAL
+from .results import Point, Predicted, Results, Spread
 
 Line = tuple[tuple[int, float], ...]  #: workers and samples a second
 
-#: Okabe and Ito's colors, which colour-blind people can tell apart, one of Tol's, and a marker.
-STYLES = {
-    "32 bit": ("#000000", "o"),
-    "4 bit": ("#0072B2", "s"),
-    "1 bit": ("#56B4E9", "D"),
-    "PowerSGD rank 4": ("#009E73", "^"),
-    "block momentum": ("#D55E00", "P"),
-    "model averaging": ("#E69F00", "v"),
-    "SlowMo": ("#CC79A7", "X"),
-    "DiLoCo (Adam)": ("#882255", "h"),
-    "asynchronous": ("#7F7F7F", "*"),
-}
 IDEAL = "#999999"
 SHOWN = 0.6  #: of the best accuracy: who has less is named, and the axis not stretched for them
 
@@ -47,7 +34,8 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
     best = max((p.accuracy.middle for p in points if p.accuracy), default=0.0)
     low = [p for p in points if p.accuracy and p.accuracy.middle < SHOWN * best]
     points = [p for p in points if p not in low]
-    for i, (name, (color, marker)) in enumerate(STYLES.items()):
+    for i, (name, contender) in enumerate(CONTENDERS.items()):
+        color, marker = contender.style
         those = [(p, p.accuracy) for p in points if p.contender == name and p.accuracy]
         parallel = [(p, accuracy) for p, accuracy in those if p.workers > 1]
         line = [(p.average.middle, accuracy.middle) for p, accuracy in parallel]
@@ -57,22 +45,29 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
             x, y = p.average.middle, accuracy.middle
             axes.plot([x, p.peak], [y, y], ":", color=color, linewidth=1, zorder=2)
             axes.plot(p.peak, y, marker, color=color, fillstyle="none", markersize=5, zorder=3)
-            axes.errorbar(
-                x,
-                y,
-                xerr=_bars([p.average]),
-                yerr=_bars([accuracy]),
-                fmt=marker,
+            bars = {"xerr": _bars([p.average]), "yerr": _bars([accuracy])}
+            how = {"color": color, "markersize": 7, "elinewidth": 1}
+            axes.errorbar(x, y, fmt=marker, capsize=2, zorder=4, **bars, **how)
+            angle = 2 * math.pi * (i + 0.5) / len(CONTENDERS)  # points may coincide
+            axes.annotate(
+                str(p.workers),
+                (x, y),
+                xytext=(11 * math.cos(angle), 11 * math.sin(angle)),
+                textcoords="offset points",
+                ha="center",
+                va="center",
                 color=color,
-                markersize=7,
-                capsize=2,
-                elinewidth=1,
-                zorder=4,
+                fontsize=9,
+                zorder=5,
             )
-            _label(axes, str(p.workers), (x, y), color, 2 * math.pi * (i + 0.5) / len(STYLES))
         for p, accuracy in those:
             if p.workers == 1:
-                _serial(axes, accuracy)
+                y, place = accuracy.middle, axes.get_yaxis_transform()
+                axes.axhline(y, color=IDEAL, linewidth=1, linestyle="--", zorder=0)
+                how = {"color": "black", "markersize": 9, "markerfacecolor": "white"}
+                axes.errorbar(1, y, yerr=_bars([accuracy]), fmt="o", capsize=2, zorder=4, **how)
+                how = {"ha": "right", "va": "bottom", "fontsize": 9, "color": "#555555"}
+                axes.text(0.99, y, "serial SGD", transform=place, **how)
     if low:
         names = "\n".join(f"{p.contender}, {p.workers} workers" for p in low)
         text = f"below {SHOWN * best:.0f} %:\n{names}"
@@ -80,43 +75,6 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xlim(0)
     axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow); numbers: workers")
     axes.set_ylabel("accuracy of the next byte, % of the test set")
-
-
-def _label(axes: Axes, text: str, at: tuple[float, float], color: str, angle: float) -> None:
-    """Write beside a point, in a direction for each contender: points may coincide."""
-    offset = 11 * math.cos(angle), 11 * math.sin(angle)
-    axes.annotate(
-        text,
-        at,
-        xytext=offset,
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        color=color,
-        fontsize=9,
-        zorder=5,
-    )
-
-
-def _serial(axes: Axes, accuracy: Spread) -> None:
-    """Draw serial SGD, and its accuracy all along the axis."""
-    y = accuracy.middle
-    axes.axhline(y, color=IDEAL, linewidth=1, linestyle="--", zorder=0)
-    axes.errorbar(
-        1,
-        y,
-        yerr=_bars([accuracy]),
-        fmt="o",
-        color="black",
-        markersize=9,
-        markerfacecolor="white",
-        capsize=2,
-        zorder=4,
-    )
-    axes.text(
-        0.99, y, "serial SGD", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
-        fontsize=9, color="#555555",
-    )  # fmt: skip
 
 
 def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]) -> None:
@@ -127,21 +85,18 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
     axes.plot(workers, ideal, color=IDEAL, linewidth=4, alpha=0.4, zorder=0, label="ideal")
     axes.plot([], [], color="black", linestyle="--", linewidth=1.4, label="the planner's")
     dashed = _dashed(predicted)
-    for i, (name, (color, marker)) in enumerate(STYLES.items()):
+    for i, (name, contender) in enumerate(CONTENDERS.items()):
+        color, marker = contender.style
         those = [p for p in points if p.contender == name]
-        aside = 2 ** (0.025 * (i - len(STYLES) // 2))  # beside each other
+        aside = 2 ** (0.025 * (i - len(CONTENDERS) // 2))  # beside each other
+        spreads = [p.samples_per_s for p in those]
         axes.errorbar(
             [p.workers * aside for p in those],
-            [p.samples_per_s.middle for p in those],
-            yerr=_bars([p.samples_per_s for p in those]),
-            color=color,
-            marker=marker,
+            [spread.middle for spread in spreads],
+            yerr=_bars(spreads),
             label=name if those else None,
-            markersize=6,
-            linewidth=1.4,
-            capsize=2,
-            elinewidth=1,
-            zorder=3,
+            **{"color": color, "marker": marker, "markersize": 6, "linewidth": 1.4},
+            **{"capsize": 2, "elinewidth": 1, "zorder": 3},
         )
         if name in dashed:
             line, style = dashed[name]

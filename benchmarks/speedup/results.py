@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallel_sgd.costs import KernelSpeeds, Link
+from parallel_sgd.planning import Job
+
 from ..report import machine
-from .contenders import BATCH, CONTENDERS, SERIAL, TITLE
+from .contenders import BATCH, CONTENDERS, SERIAL, model
 from .learning import Learned
-from .predicted import Predicted
 from .step_times import Alone, Timed
+
+PREDICTED = (2, 4, 8, 16, 32, 64)  #: workers, with those that are measured
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """
+    Attributes:
+        contender, workers: of the prediction.
+        samples_per_s: of all workers, without evaluations.
+    """
+
+    contender: str
+    workers: int
+    samples_per_s: float
+
+
+def predict(
+    workers: Iterable[int], step_s: float, link: Link, speeds: KernelSpeeds
+) -> list[Predicted]:
+    """Predict all contenders known to the planner, on hosts with a core each.
+
+    Args:
+        workers: more numbers than `PREDICTED`.
+        step_s: of a single worker.
+        link: of every host.
+    """
+    predicted = []
+    for name, contender in CONTENDERS.items():
+        for k in sorted({*PREDICTED, *workers} - {1}) if contender.candidate else ():
+            job = Job(
+                nodes=k + contender.servers,
+                ranks_per_node=1,
+                link=link,
+                parameters=model().parameters.flat.size,
+                step_s=step_s,
+                minibatch=BATCH,
+                optimizer_vectors=1,
+                speeds=speeds,
+            )
+            assert contender.candidate
+            predicted.append(Predicted(name, k, k * BATCH / contender.candidate.cost(job).total_s))
+    return predicted
 
 
 @dataclass(frozen=True)
@@ -41,7 +85,7 @@ class Point:
         peak: speed-up of the best round's steps, over the best of serial SGD.
         average: speed-up of a whole training with start, evaluations and end, over the median of
             serial SGD; over the rounds.
-        loss, accuracy: in nats and %, over the seeds; None if not measured.
+        loss, accuracy, lr: in nats and %, over the seeds, and the rate; None if not measured.
         predicted: samples a second; None if the planner does not know the contender.
     """
 
@@ -52,6 +96,7 @@ class Point:
     average: Spread
     loss: Spread | None
     accuracy: Spread | None
+    lr: float | None
     predicted: float | None
 
 
@@ -77,23 +122,14 @@ class Results:
         rate = self.options["rate"]
         return "links without a limit" if rate is None else f"links of {rate / 1e9:g} Gbit/s"
 
-    @property
-    def title(self) -> str:
-        return f"Speed-up over serial SGD and what is learned: {TITLE}, {self.rate}"
-
-    def rates(self, timed: Timed) -> list[float]:
-        """Return samples a second of all workers in the steps of each round."""
-        return [timed.workers * BATCH / step_s for step_s in timed.step_s]
-
     def whole_s(self, timed: Timed) -> list[float]:
         """Return the seconds of a whole training, by each round."""
         steps = self.options["samples"] / (BATCH * timed.workers)
-        evaluations = self.options["evaluations"]
+        parts = timed.start_s, timed.step_s, timed.evaluation_s, timed.finish_s
+        times = 1, steps, self.options["evaluations"], 1
         return [
-            start_s + steps * step_s + evaluations * evaluation_s + finish_s
-            for start_s, step_s, evaluation_s, finish_s in zip(
-                timed.start_s, timed.step_s, timed.evaluation_s, timed.finish_s, strict=True
-            )
+            sum(n * s for n, s in zip(times, seconds, strict=True))
+            for seconds in zip(*parts, strict=True)
         ]
 
     @property
@@ -107,12 +143,12 @@ class Results:
         learned = {(one.contender, one.workers): one for one in self.learned}
         predicted = {(one.contender, one.workers): one.samples_per_s for one in self.predicted}
         serial_s = statistics.median(self.whole_s(self.serial))
-        serial_peak = max(self.rates(self.serial))
+        serial_peak = max(_rates(self.serial))
         order = list(CONTENDERS)
         points = []
         for timed in sorted(self.timed, key=lambda t: (order.index(t.contender), t.workers)):
             key = timed.contender, timed.workers
-            scores, rates = learned.get(key), self.rates(timed)
+            scores, rates = learned.get(key), _rates(timed)
             points.append(
                 Point(
                     *key,
@@ -121,12 +157,13 @@ class Results:
                     Spread.of([serial_s / seconds for seconds in self.whole_s(timed)]),
                     Spread.of(scores.losses) if scores else None,
                     Spread.of(scores.accuracies) if scores else None,
+                    scores.lr if scores else None,
                     predicted.get(key),
                 )
             )
         return points
 
 
-def finite(rate: float) -> float | None:
-    """Return a rate as JSON can hold it: None for no limit."""
-    return None if rate == math.inf else rate
+def _rates(timed: Timed) -> list[float]:
+    """Return samples a second of all workers in the steps of each round."""
+    return [timed.workers * BATCH / step_s for step_s in timed.step_s]

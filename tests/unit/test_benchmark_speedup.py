@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from benchmark_players import options_of
 from benchmarks.convergence.task import Held
 from benchmarks.report import load
 from benchmarks.speedup import command as speedup
-from benchmarks.speedup import contenders, figures, learning, step_times, summary
+from benchmarks.speedup import contenders, figures, learning, step_times
+from benchmarks.speedup.command import Summary
 from benchmarks.speedup.contenders import BATCH, CONTENDERS, PERIOD, SERIAL
 from benchmarks.speedup.learning import Learned, Run
-from benchmarks.speedup.predicted import Predicted, predict
-from benchmarks.speedup.results import Results, Spread
+from benchmarks.speedup.results import Predicted, Results, Spread, predict
 from benchmarks.speedup.step_times import Alone, Timed
 from parallel_sgd import UserError, simulate
 from parallel_sgd.compression import registered_bits
@@ -54,8 +55,8 @@ def results():
             timed("1 bit", 4, [0.0125, 0.0125, 0.01], 0.03),
         ],
         [
-            Learned(SERIAL, 1, SAMPLES, 0.1, True, [2.0, 2.2, 2.1], [50.0, 48.0, 49.5]),
-            Learned("1 bit", 4, SAMPLES, 0.2, True, [2.1, 2.4, 2.2], [47.0, 45.0, 46.0]),
+            Learned(SERIAL, 1, SAMPLES, 0.1, [2.0, 2.2, 2.1], [50.0, 48.0, 49.5]),
+            Learned("1 bit", 4, SAMPLES, 0.2, [2.1, 2.4, 2.2], [47.0, 45.0, 46.0]),
         ],
         [Predicted("1 bit", 4, 24_000.0), Predicted("1 bit", 8, 40_000.0)],
         {"cores": 2, "processor": "of the test"},
@@ -79,35 +80,30 @@ def test_speed_ups_are_those_over_serial_sgd(results):
     assert points[SERIAL, 4].peak == pytest.approx(2) and points[SERIAL, 4].loss is None
 
 
-def test_json_holds_hardware_and_options_and_is_read_as_it_was_written(results, tmp_path):
+def test_json_and_table_hold_hardware_options_and_spreads(results, tmp_path, capsys):
     path = tmp_path / "speedup.json"
-    summary.Summary(results).write(path)
+    Summary(results).write(path)
     content = json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity
     assert content["machine"] == {"cores": 2, "processor": "of the test"}
     assert content["options"] == OPTIONS and content["alone"]["axpy_gb_per_s"] == 20
-    assert [point["workers"] for point in content["points"]] == [1, 4, 4]
     assert load(path, Results) == results
-    path.write_text(json.dumps({"title": "another"}))
-    with pytest.raises(UserError, match="not the results of this benchmark"):
-        load(path, Results)
-
-
-def test_the_table_says_spread_and_method(results, tmp_path, capsys):
-    path = tmp_path / "speedup.json"
-    summary.Summary(results).write(path)
     speedup.read(options_of(f"speedup --table {path}")).print()
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("| 1 bit"))
-    assert "81,920 (81,920 to 102,400) |  24,000 | 4.00" in line
-    assert "2.200 (2.100 to 2.400)" in line and line.endswith(" 0.2 |")
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[2:5] == ["81,920 (81,920 to 102,400)", "24,000", "4.00"]
+    assert cells[6] == "2.200 (2.100 to 2.400)" and cells[8] == "0.2"
     assert "20.0 GB/s" in out and "10.00 ms a minibatch of 256" in out
+    path.write_text(json.dumps({"title": "another"}))
+    with pytest.raises(UserError, match="not the results of this benchmark"):
+        load(path, Results)
 
 
 def test_the_figure(results, tmp_path, monkeypatch):
     kind = pytest.importorskip("matplotlib.figure").Figure
     drawn, save = [], kind.savefig
     monkeypatch.setattr(kind, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
-    summary.Summary(results).draw(tmp_path / "speedup.png")
+    Summary(results).draw(tmp_path / "speedup.png")
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
     learned, scaled = drawn[0].axes
     assert "speed-up" in learned.get_xlabel() and "%" in learned.get_ylabel()
@@ -116,13 +112,12 @@ def test_the_figure(results, tmp_path, monkeypatch):
     assert [*ideal.get_ydata()] == pytest.approx([k * BATCH / 0.0125 for k in (1, 4, 8)])
     (planned,) = (line for line in scaled.lines if [*line.get_xdata()] == [4, 8])
     assert [*planned.get_ydata()] == [24_000, 40_000]
-    assert set(figures.STYLES) == set(CONTENDERS)
-    assert len({color for color, _ in figures.STYLES.values()}) == len(CONTENDERS)
+    assert len({contender.style for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
 def test_who_has_learned_too_little_is_named(results):
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    results.learned.append(Learned(SERIAL, 4, SAMPLES, 0.4, True, [5.5], [0.4]))
+    results.learned.append(Learned(SERIAL, 4, SAMPLES, 0.4, [5.5], [0.4]))
     _, axes = pyplot.subplots()
     figures._learning(axes, results.points())
     assert "below 30 %:\n32 bit, 4 workers" in {text.get_text() for text in axes.texts}
@@ -217,49 +212,46 @@ def test_the_slowest_worker_counts_and_the_first_round_does_not(monkeypatch):
 def small_task(monkeypatch):
     """Bytes that repeat: the next one is known."""
 
-    def data(samples, seed):
+    def data(seed, samples):
         x = np.random.default_rng(seed).integers(8, size=(samples, contenders.CONTEXT))
         held = Held(x.astype(np.uint8), x[:, 0].copy())
         return held, held
 
-    monkeypatch.setattr(learning, "model", tiny)
-    monkeypatch.setattr(learning, "data", data)
+    monkeypatch.setattr(learning, "TASK", replace(contenders.TASK, data=data, model=tiny))
 
 
 @pytest.mark.usefixtures("small_task")
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_all_contenders_learn(name):
-    loss, accuracy = learning.train(Run(name, 2, 2 * PERIOD * BATCH, 0.1, seed=0))
-    assert loss < 0.99 * math.log(256) and 0 <= accuracy <= 100
+    loss, error = learning.train(Run(name, 2, 2 * PERIOD * BATCH, 0.1, seed=0))
+    assert loss < 0.99 * math.log(256) and 0 <= error <= 100
 
 
 @pytest.mark.usefixtures("small_task")
 def test_who_diverges_knows_nothing():
-    assert learning.train(Run(SERIAL, 1, PERIOD * BATCH, 1e9, 0)) == (math.log(256), 100 / 256)
+    worst = math.log(256), 100 * (1 - 1 / 256)
+    assert learning.train(Run(SERIAL, 1, PERIOD * BATCH, 1e9, 0)) == worst
 
 
 def test_the_best_rate_is_looked_for_on_a_seed_of_its_own(monkeypatch):
     taken = []
 
     def train(run):
-        taken.append((round(run.lr, 6), run.seed))
+        taken.append((run.contender, run.workers, round(run.lr, 6), run.seed))
         return abs(math.log(run.lr / 0.1)), 50.0 + run.seed
 
     monkeypatch.setattr(learning, "train", train)
-    cases = [("4 bit", 8)]
-    (learned,) = learning.learn_all(cases, 4096, 2, tuned=True, jobs=1)
-    assert learned.lr == pytest.approx(0.1) and learned.accuracies == [50, 51]
-    assert taken[:3] == [(0.4, 1000), (0.8, 1000), (0.2, 1000)]
-    assert taken[3:] == [(0.1, 1000), (0.05, 1000), (0.1, 0), (0.1, 1)]
-    taken.clear()
-    (learned,) = learning.learn_all(cases, 4096, 1, tuned=False, jobs=1)
-    assert learned.lr == 0.4 and taken == [(0.4, 0)]
+    learned, serial = learning.learn_all(["4 bit"], [1, 8], 4096, seeds=2, jobs=1)
+    assert (serial.contender, serial.workers) == (SERIAL, 1)
+    assert learned.lr == pytest.approx(0.1) and learned.accuracies == [50, 49]
+    tuned = [(lr, 1000) for lr in (0.4, 0.8, 0.2, 0.1, 0.05)]
+    assert [run[2:] for run in taken if run[:2] == ("4 bit", 8)] == [*tuned, (0.1, 0), (0.1, 1)]
 
 
 def test_a_training_that_fails_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(learning, "train", lambda run: 1 / 0)
-    with pytest.raises(UserError, match="1 contenders could not be trained"):
-        learning.learn_all([("4 bit", 8)], 4096, 1, tuned=True, jobs=1)
+    with pytest.raises(UserError, match="2 contenders could not be trained"):
+        learning.learn_all(["4 bit"], [8], 4096, seeds=1, jobs=1)
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -267,8 +259,8 @@ def test_plans_go_on_beyond_the_hosts_that_are_there():
     bits = registered_bits()
     speeds = KernelSpeeds(*(dict.fromkeys(bits, 1e12) for _ in range(3)))
     link = Link(latency_s=0.0, bytes_per_s=1e8)
-    at = {(p.contender, p.workers): p for p in predict(CONTENDERS, (8, 64), 0.01, link, speeds)}
-    assert len(at) == 2 * (len(CONTENDERS) - 1)  # the planner knows no PowerSGD
+    at = {(p.contender, p.workers): p for p in predict((1, 3), 0.01, link, speeds)}
+    assert len(at) == 7 * (len(CONTENDERS) - 1)  # the planner knows no PowerSGD
     model_s = 4 * contenders.model().parameters.flat.size / 1e8
     assert at["asynchronous", 64].samples_per_s == pytest.approx(
         contenders.PUSHES * BATCH / model_s, rel=0.01
@@ -279,44 +271,23 @@ def test_plans_go_on_beyond_the_hosts_that_are_there():
     assert full < one_bit < 64 * BATCH / 0.01
 
 
-@pytest.fixture
-def stood_in(monkeypatch, asked):
-    """Everything that takes time."""
-    cases = []
+def test_everybody_is_measured_on_every_number_of_workers(monkeypatch, asked):
+    def learn_all(names, workers, samples, seeds, jobs):
+        return [Learned(name, k, samples, 0.1, [2.0], [50.0]) for name in names for k in workers]
 
-    def learn_all(wanted, samples, seeds, *, tuned, jobs):
-        cases.extend(wanted)
-        return [
-            Learned(*case, samples, 0.1, tuned, seeds * [2.0], seeds * [50.0]) for case in wanted
-        ]
-
-    bits = registered_bits()
-    speeds = KernelSpeeds(*(dict.fromkeys(bits, 1e9) for _ in range(3)))
+    speeds = KernelSpeeds(*(dict.fromkeys(registered_bits(), 1e9) for _ in range(3)))
     monkeypatch.setattr(speedup, "alone", lambda: ALONE)
     monkeypatch.setattr(speedup, "measured_link", lambda rate: Link(1e-5, rate / 8))
     monkeypatch.setattr(speedup, "measure_kernel_speeds", lambda: speeds)
     monkeypatch.setattr(speedup, "usable_cores", lambda: 2)
     monkeypatch.setattr(speedup, "learn_all", learn_all)
-    return cases
-
-
-def test_everybody_is_measured_on_every_number_of_workers(stood_in, asked, tmp_path):
-    report = speedup.main(options_of("speedup --quick --hosts 4 2 --rate 100mbit"))
+    report = speedup.main(options_of("speedup --hosts 4 2 --rate 100mbit"))
     assert [hosts for hosts, *_ in asked] == [1, 2, 2, 3, 4, 5]
     assert [rate * max(1, hosts / 2) for hosts, rate, _ in asked] == pytest.approx([1e8] * 6)
-    assert [options["steps"] for *_, options in asked[::2]] == [16, 8, 8]
+    assert [options["steps"] for *_, options in asked[::2]] == [80, 40, 24]
     results = report.results
-    assert len(results.timed) == 3 * len(CONTENDERS)
-    assert stood_in == [*((n, 4) for n in CONTENDERS), *((n, 2) for n in CONTENDERS), (SERIAL, 1)]
+    assert len(results.timed) == len(results.learned) == 3 * len(CONTENDERS)
     assert {p.workers for p in results.predicted} == {2, 4, 8, 16, 32, 64}
-    assert results.options["rate"] == 1e8 and results.options["samples"] == 32_768
-    report.write(tmp_path / "speedup.json")
-    stood_in.clear()
-    runs = f"--runs {tmp_path / 'speedup.json'}"
-    again = speedup.main(options_of(f"speedup --quick --hosts 8 2 {runs}"))
-    assert stood_in == [(name, 8) for name in CONTENDERS]
-    assert all(p.loss for p in again.results.points() if p.workers > 1)
-    with pytest.raises(UserError, match="must have trained as this run does"):
-        speedup.main(options_of(f"speedup {runs}"))
-    with pytest.raises(UserError, match="hosts=32 must be at most 16: a block each"):
-        speedup.main(options_of("speedup --quick --hosts 32"))
+    assert results.options["rate"] == 1e8 and results.options["samples"] == 163_840
+    with pytest.raises(UserError, match="hosts=128 must be at most 80: a block each"):
+        speedup.main(options_of("speedup --hosts 128"))

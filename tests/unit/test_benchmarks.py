@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import rans
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.convergence.runs import read
+from benchmarks.convergence.runs import load
 from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
 from benchmarks.training.summary import read as read_training
@@ -90,7 +90,7 @@ def test_a_path_that_is_none_is_refused_before_anything_is_measured(capsys, flag
 
 @pytest.mark.parametrize(
     ("reads", "wrong"),
-    [(read, "not the runs"), (read_training, "not the results of this benchmark")],
+    [(load, "not the runs"), (read_training, "not the results of this benchmark")],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path = tmp_path / "a.json"

@@ -4,73 +4,53 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from benchmark_players import options_of
 
 from benchmarks import study as running
-from benchmarks.convergence import algorithms, command, compression
-from benchmarks.convergence import runs as carrying_out
-from benchmarks.convergence.contenders import ALGORITHMS, BEGINNINGS, GRADIENTS, gain
+from benchmarks.convergence import cells, command
+from benchmarks.convergence.cells import OF_ALGORITHMS, OF_COMPRESSION, Cell, Line
+from benchmarks.convergence.contenders import ALGORITHMS, BEGINNINGS, BLOCK
 from benchmarks.convergence.optimizers import OPTIMIZERS
-from benchmarks.convergence.runs import Runs
-from benchmarks.convergence.study import Plan
+from benchmarks.convergence.runs import load, write
+from benchmarks.convergence.study import Setting, Tuner, results_of
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.top_k import ONE_OF, TopK
-from benchmarks.convergence.torch_tasks import TORCH_TASKS
 from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
-from benchmarks.convergence.tuning import Climb
+from benchmarks.study import MissingRun, Runs, Search
 from parallel_sgd import Parameters, UserError
 from parallel_sgd.compression import registered_bits
 
-RATES = OPTIMIZERS["SGD"].rates
 POINTS = TASKS["digits"].points
+DIGITS, SERIAL = OF_ALGORITHMS[0], Line("serial", 1, "tuned")
 
 
 @pytest.mark.parametrize(
     ("loss", "best", "rounds", "tried"),
     [
         (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
-        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
+        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge
         (lambda i: min(3.0, i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # leaves rates of equal divergence
     ],
 )
-def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
-    climb = Climb("digits", "serial", "SGD", 1)
-    while wanted := climb.search.next_points():
-        climb.search.scores |= {i: loss(i) for i in wanted}
-        rounds -= 1
-    assert climb.search.best == best and rounds == 0 and sorted(climb.search.scores) == tried
-    assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
+def test_a_search_ends_at_the_best(loss, best, rounds, tried):
+    search, asked = Search(5, 11), []
+    assert search.climb(lambda places: [asked.append(places)] and map(loss, places)) == best
+    assert len(asked) == rounds and sorted(search.scores) == tried
 
 
-def test_gains():
-    def gain_of(name, options, ranks=8):
-        return gain(ALGORITHMS[name].algorithm(options, 4), ranks)
-
-    assert gain_of("averaging", ()) == 1
-    assert gain_of("BMUF", ()) == 8
-    assert gain_of("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
-    assert gain_of("CNTK", ()) == 15
-    assert gain_of("SlowMo", ()) == 2
-    assert gain_of("DiLoCo", ()) == pytest.approx(7)
-
-
-def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
-    for task in (TASKS[name] for name in algorithms.STUDIED):
-        for contender in ALGORITHMS.values():
-            for ranks in contender.ranks:
-                assert task.budget(ranks) == task.samples
-                assert task.samples % (task.points * ranks * task.minibatch * task.block) == 0
-
-
-@pytest.mark.parametrize("times", [1, 8])
-def test_losses_are_taken_after_whole_minibatches(times):
-    for cell in compression.CELLS:
-        task = TASKS[cell.task].shortened(times, None)
-        assert task.steps_on(cell.ranks) % task.points == 0
-        assert task.samples or task.steps_on(4) == task.steps_on(16)
+def test_losses_are_taken_after_whole_minibatches_and_blocks():
+    for cell in (*OF_ALGORITHMS, *OF_COMPRESSION):
+        task = TASKS[cell.task]
+        for line in cell.lines():
+            block = BLOCK if cell.ranks is None else 1
+            part = task.points * line.ranks * task.minibatch * block
+            assert task.budget(line.ranks) % part == 0
+            assert task.budget(line.ranks) == task.samples or cell.ranks
 
 
 def test_a_run_repeats():
@@ -78,11 +58,7 @@ def test_a_run_repeats():
     outcome = train(run)
     assert train(run) == outcome
     assert len(outcome.losses) == POINTS and outcome.bytes_sent > 0
-
-
-def test_a_run_to_tune_on_is_tested_at_its_end_only():
-    run = Run("digits", "32", "momentum", 2, 0.05, (), seed=FIRST_TUNING_SEED, samples=512)
-    assert len(train(run).losses) == 1
+    assert len(train(replace(run, seed=FIRST_TUNING_SEED)).losses) == 1
 
 
 def test_a_run_that_diverges_counts_as_knowing_nothing():
@@ -91,89 +67,114 @@ def test_a_run_that_diverges_counts_as_knowing_nothing():
     assert len(outcome.losses) == POINTS
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """Digits in 512 samples."""
+    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], samples=512))
+
+
+@pytest.mark.usefixtures("short")
 def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    path, chosen = (
-        tmp_path / "runs.json",
-        Plan(["digits"], [4], seeds=2, tuning_seeds=1, shortened=128),
-    )
-    with Runs(path=str(path)) as runs:
-        first = algorithms.carry_out(chosen, runs)
-        assert runs.done
+    path, line = tmp_path / "runs.json", "--task digits --ranks 4 --tuning-seeds 1"
+    first = study(f"{line} --seeds 2 --jobs 1 --runs {path}")
     before = path.read_bytes()
-    with Runs(path=str(path), only_read=True) as runs:
-        again = algorithms.carry_out(chosen, runs)
-        more = algorithms.carry_out(Plan(seeds=3, tuning_seeds=1, shortened=128), runs)
-        assert runs.done == 0 and not more.groups  # three seeds of serial SGD are not there
+    again = study(f"{line} --seeds 2 --table {path}")
     assert path.read_bytes() == before and again.rows == first.rows
+    assert not study(f"{line} --seeds 3 --table {path}").groups  # a seed of serial SGD is missing
     again.print()
     printed = capsys.readouterr().out
-    assert "data-parallel, 1 bit" in printed and "blocks of 8 minibatches, tuned on 1" in printed
+    assert "data-parallel, 1 bit" in printed and "a rank's minibatch 8, margin ±0.01" in printed
     again.write(tmp_path / "rows.json")
     content = json.loads((tmp_path / "rows.json").read_text())
     assert set(content) == {"title", "machine", "rows"}
     assert all(math.isfinite(row["value"]) for row in content["rows"])
-    assert any("error feedback" in row["name"] for row in content["rows"])
+    names = [row["name"] for row in content["rows"]]
+    less = "digits, data-parallel, 1 bit, sign, K=4, as 32 bits, less {}, tuned"
+    assert (
+        less.format("data-parallel, 32 bits, K=4") in names and less.format("serial SGD") in names
+    )
     again.draw(tmp_path / "c.png")
     drawn = {path.stem for path in tmp_path.glob("c-*.png")}
     assert drawn == {"c-samples", "c-bytes", "c-ranks", "c-error-feedback"}
 
 
-def test_what_is_not_complete_is_dropped(monkeypatch):
-    """Of a contender without a rate, and of what has its rate from there."""
+@pytest.mark.usefixtures("short")
+def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    cell = Cell("digits", ("32", "4", "0.5", "top-k"), 4, "momentum", 0.1)
+    monkeypatch.setitem(cells.STUDIES, True, (cell,))
+    report = study("--compression --seeds 2 --tuning-seeds 1 --jobs 1")
+    assert all(result.curves.shape == (2, POINTS) for result in report.groups[cell])
+    assert 0.75 not in registered_bits()  # but where it has trained
+    report.print()
+    assert "digits, MLP 64-128-10, K = 4, 16 steps of momentum" in capsys.readouterr().out
+    sent = {row.name: row.value for row in report.rows if row.unit == "bits a value"}
+    extra = (256 / 9610 + 256 / 2403) / 2  # bits of a message beside those of its values
+    for name, bits, off in (
+        ("32 bits", 32, 0.01),
+        ("4 bits", 4, 0.05),
+        ("0.5 bit", 0.5 + extra, 0.15),
+        ("top 16 of 1024", 0.75, 0.05),
+    ):
+        assert sent[f"digits, momentum, {name}, K=4, tuned: sent"] == pytest.approx(bits, rel=off)
+    report.draw(tmp_path / "c.png")
+    assert [path.stem for path in tmp_path.glob("c-*.png")] == ["c-distance"]
+
+
+def study(line):
+    return command.main(options_of(f"convergence {line}"))
+
+
+def test_the_origins_of_rates():
+    """Of tuned options the best; and the rate of serial SGD, or of the peer."""
 
     def outcome(run):
-        assert run.contender != "32 bits", "a bug"
+        best = {"serial": 0.2, "averaging": 0.8, "BMUF": 0.1}.get(run.contender, 0.4)
+        loss = abs(math.log2(run.lr / best)) + (dict(run.options).get("block_momentum") != 0.5)
+        return Outcome((loss,), 1)
+
+    with Runs(outcome) as runs:
+        tuner = Tuner(runs, seeds=1)
+        for name, rates, lr, options in (
+            ("BMUF", "tuned", 0.1, {"block_momentum": 0.5}),
+            ("BMUF", "equal", 0.2, {}),
+            ("BMUF", "gain 1", 0.8, {"block_momentum": 0.8, "block_learning_rate": 0.2}),
+            ("BMUF 4 bits", "as 32 bits", 0.1, {"block_momentum": 0.5}),
+        ):
+            found = tuner.setting(DIGITS, Line(name, 8, rates))
+            assert found == Setting(pytest.approx(lr), tuple(options.items()))
+    with Runs(lambda run: Outcome((run.lr,), 1)) as runs:
+        assert Tuner(runs).setting(DIGITS, SERIAL) == Setting(0.0125, at_edge=True)
+
+
+def test_what_is_not_complete_is_dropped(capsys):
+    """A contender without a rate, whatever takes its rate, and a cell without its first line."""
+
+    def outcome(failing, run):
+        assert run.contender != failing, "a bug"
         points = 1 if run.seed >= FIRST_TUNING_SEED else POINTS
         return Outcome((1.0,) * points, run.ranks - 1)
 
-    monkeypatch.setattr(carrying_out, "train", outcome)
-    with Runs() as runs:
-        study = algorithms.carry_out(Plan(["digits"], [4], seeds=2, tuning_seeds=1), runs)
-    found = [(r.setting.contender, r.setting.rates) for r in study.groups["digits"]]
+    with Runs(partial(outcome, "32 bits")) as runs:
+        (results,) = results_of([DIGITS], Tuner(runs, 2), [4]).values()
+    found = {(result.line.contender, result.line.rates) for result in results}
     assert ("1 bit", "tuned") in found and ("1 bit", "as 32 bits") not in found
-    assert "32 bits" not in [name for name, rates in found if rates == "tuned"]
+    assert ("32 bits", "equal") not in found
+    assert "a bug" in capsys.readouterr().err
+    with Runs(partial(outcome, "serial")) as runs:
+        assert not results_of([DIGITS], Tuner(runs, 2), [4])
 
 
-def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    few = ("32", "4", "0.5", "top-k", "not there yet")
-    cell = compression.Cell("digits", 4, "momentum", few)
-    monkeypatch.setattr(compression, "CELLS", (cell,))
-    with Runs(path=str(tmp_path / "runs.json")) as runs:
-        study = compression.carry_out(Plan(seeds=2, tuning_seeds=1, shortened=128), runs)
-    results = study.groups[cell]
-    assert [result.setting.contender for result in results] == ["32", "4", "0.5", "top-k"]
-    assert all(result.curves.shape == (2, POINTS) for result in results)
-    assert 0.75 not in registered_bits()  # but where it has trained
-    study.print()
-    printed = capsys.readouterr().out
-    assert "digits, MLP 64-128-10, K = 4, 16 steps of momentum" in printed
-    rows = {row.name: row for row in study.rows}
-    name = "digits, K=4, momentum, {}: sent"
-    assert rows[name.format("32 bits")].value == pytest.approx(32, rel=0.01)
-    assert rows[name.format("4 bits")].value == pytest.approx(4, rel=0.05)
-    extra = (256 / 9610 + 256 / 2403) / 2  # bits of a message beside those of its values
-    assert rows[name.format("0.5 bit")].value == pytest.approx(0.5 + extra, rel=0.15)
-    assert rows[name.format("top 16 of 1024")].value == pytest.approx(0.75, rel=0.05)
-    study.draw(tmp_path / "c.png")
-    drawn = {path.stem for path in tmp_path.glob("c-*.png")}
-    assert drawn == {"c-samples", "c-bytes", "c-distance"}
-
-
-def test_what_the_plans_name_is_there():
-    assert set(compression.Compression.styles) == GRADIENTS.keys() | BEGINNINGS.keys()
-    assert set(algorithms.Algorithms.styles) == ALGORITHMS.keys()
-    for cell in (*compression.CELLS, *compression.TORCH_CELLS):
-        assert cell.task in TASKS and cell.contenders[0] == "32"
-        assert set(cell.contenders) <= set(compression.Compression.styles)
+def test_every_search_begins_on_its_grid():
+    for cell in (*OF_ALGORITHMS, *OF_COMPRESSION):
         for name in cell.contenders:
-            start = compression.start(cell, name)
-            Climb(cell.task, name, cell.optimizer, cell.ranks, start=start)  # it is on the grid
+            assert cell.start_of(name) in OPTIMIZERS[cell.optimizer_of(name)].rates
+    assert {ALGORITHMS[name].peer for name in ALGORITHMS} <= {None, *ALGORITHMS}
 
 
 def test_a_beginning_has_other_bits_for_its_part_of_the_samples():
-    algorithm = BEGINNINGS["4-then-1"].algorithm((), 1, samples=4096)
+    algorithm = BEGINNINGS["4-then-1"].algorithm((), samples=4096)
     assert algorithm.exchange.gradient_bits == {0: 4, 256: 1}
 
 
@@ -197,107 +198,99 @@ def test_top_k_sends_the_largest_and_keeps_the_rest():
         assert np.abs(before[begin:end][kept]).min() >= np.abs(residual[begin:end]).max()
 
 
-def line(seeds):
-    """Wants these seeds, and then one more; returns the losses."""
-    first = yield [a_run(seed) for seed in seeds]
-    last = yield [a_run(100)]
-    return [outcome.losses[0] for outcome in [*first.values(), *last.values()]]
+class Trainer:
+    """Trains at once; seed 7 fails."""
+
+    def __init__(self):
+        self.seeds = []
+
+    def __call__(self, seed):
+        self.seeds.append(seed)
+        assert seed != 7, "a bug"
+        return float(seed)
 
 
-def a_run(seed):
-    return Run("digits", "32", "SGD", 4, 0.1, (), seed, samples=512)
+def test_lines_share_runs_and_known_ones_are_not_carried_out():
+    trainer, saved = Trainer(), []
+
+    def line(seeds):
+        return runs.outcomes_of(seeds) + runs.outcomes_of([100])
+
+    with Runs(trainer, known={3: 3.0}, save=lambda outcomes: saved.append({*outcomes})) as runs:
+        assert runs.map(line, [[1, 2], [2, 3]]) == [[1, 2, 100], [2, 3, 100]]
+    assert trainer.seeds == [1, 2, 100] and saved == [{1, 2, 3, 100}]
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """The seeds that have been trained, of runs that take no time; seed 7 fails."""
-    seeds = []
-
-    def train(run):
-        seeds.append(run.seed)
-        assert run.seed != 7, "a bug"
-        return Outcome((float(run.seed),), 1)
-
-    monkeypatch.setattr(carrying_out, "train", train)
-    return seeds
-
-
-def test_lines_do_not_wait_for_each_other_and_share_runs(trained, tmp_path):
-    path = tmp_path / "runs.json"
-    with Runs(path=str(path)) as runs:
-        assert runs.follow([line([1, 2]), line([2, 3])]) == [[1, 2, 100], [2, 3, 100]]
-    assert trained == [1, 2, 100, 3]
-    with Runs(path=str(path)) as runs:
-        assert runs.follow([line([3])]) == [[3, 100]]
-    assert len(trained) == 4
-
-
-def test_a_run_that_fails_ends_its_line_only(trained, capsys):
-    with Runs() as runs:
-        assert runs.follow([line([7]), line([1])]) == [None, [1, 100]]
+def test_a_run_that_fails_ends_its_line_only(capsys):
+    with Runs(Trainer()) as runs:
+        assert runs.map(runs.outcomes_of, [[7], [1]]) == [None, [1]]
     assert "a bug" in capsys.readouterr().err
 
 
-def test_no_run_is_begun_that_will_not_end_in_time(trained):
-    with Runs(minutes=1) as runs:
-        assert runs.follow([line([1])]) == [[1, 100]]
-        runs._seconds["digits", 4] = 90
-        assert runs.follow([line([2]), line([1])]) == [None, [1, 100]]
-    assert trained == [1, 100]
+def test_no_run_is_begun_that_will_not_end_in_time():
+    trainer = Trainer()
+    with Runs(trainer, minutes=1, kind=lambda seed: seed % 2) as runs:
+        assert runs.map(runs.outcomes_of, [[1], [2]]) == [[1], [2]]
+        runs._seconds[1] = 90
+        assert runs.map(runs.outcomes_of, [[1, 3], [4]]) == [None, [4]]
+    assert trainer.seeds == [1, 2, 4]
 
 
-def test_outcomes_are_on_disk_while_others_are_under_way(trained, tmp_path, monkeypatch):
-    path, seen = tmp_path / "runs.json", []
+def test_no_more_runs_begin_after_an_error_in_a_line():
+    def line(seed):
+        if seed:
+            runs.outcomes_of([seed])
+        raise ZeroDivisionError
+
+    trainer = Trainer()
+    with Runs(trainer) as runs:
+        with pytest.raises(ZeroDivisionError):
+            runs.map(line, [0, 1, 2])
+        with pytest.raises(MissingRun):
+            runs.outcomes_of([3])
+    assert 3 not in trainer.seeds
+
+
+def test_several_runs_at_a_time_are_carried_out_in_processes():
+    with Runs(math.sqrt, jobs=2) as runs:
+        assert runs.map(runs.outcomes_of, [[1, 4], [9]]) == [[1, 2], [3]]
+
+
+def test_outcomes_are_saved_while_others_are_under_way(monkeypatch):
     monkeypatch.setattr(running, "SAVE_EVERY_S", 0)
-
-    def watching():
-        yield [a_run(1)]
-        seen.append(len(carrying_out.read(path)))
-        yield [a_run(2)]
-        seen.append(len(carrying_out.read(path)))
-
-    with Runs(path=str(path)) as runs:
-        runs.follow([watching()])
-    assert seen == [1, 2]
+    saved = []
+    with Runs(Trainer(), save=lambda outcomes: saved.append([*outcomes])) as runs:
+        runs.outcomes_of([1])
+        assert saved == [[1]]
 
 
-def test_options_become_a_plan():
-    assert plan("--quick", "--task", "bytes", "--ranks", "8", "16") == Plan(
-        ["bytes"], [8, 16], seeds=3, tuning_seeds=1, shortened=8
-    )
-    assert plan() == plan("--compression") == Plan()
-    quick = plan("--compression", "--quick", "--optimizer", "Adam")
-    assert quick == Plan(["bytes-256"], [4], ["Adam"], seeds=3, tuning_seeds=1, shortened=8)
-    assert [cell.optimizer for cell in compression.cells_of(quick)] == ["Adam"]
+def test_outcomes_are_read_as_they_were_written(tmp_path):
+    run = Run("digits", "32", "SGD", 4, 0.1, (("block_momentum", 0.5),), 0, samples=512)
+    outcomes = {
+        run: Outcome((2.0, 1.0), 10),
+        replace(run, seed=1): Outcome((2.5, 1.5), 12),
+        replace(run, lr=0.2): Outcome((2.0, 1.0), 10, (90.0, 80.0)),
+    }
+    path = tmp_path / "runs.json"
+    write(path, outcomes)
+    assert load(path) == outcomes and len(path.read_text().splitlines()) == 4
+    assert load(tmp_path / "none.json") == {}
 
 
-def test_pytorch_tasks_take_part_where_they_are_named(monkeypatch):
-    cells = compression.cells_of(plan("--compression"))
-    assert not any(cell.task in TORCH_TASKS for cell in cells)
-    assert tuple(TORCH_TASKS) == compression.TORCH_STUDIED
-    named = plan("--compression", "--task", "transformer", "--contender", "sign", "1")
-    assert [compression.contenders_of(named, cell) for cell in compression.cells_of(named)] == [
-        ["32", "1", "sign"],
-        ["32", "1"],
-    ]
+def test_the_cells_that_options_choose(monkeypatch):
+    def chosen(line):
+        return command.chosen(options_of(f"convergence {line}"))
+
+    assert chosen("") == [*OF_ALGORITHMS] and chosen("--task bytes") == [OF_ALGORITHMS[1]]
+    assert {cell.task for cell in chosen("--compression")} == {
+        *("bytes-256", "digits", "bytes-1024", "bytes-1024-long")
+    }
+    (cell,) = chosen("--compression --task transformer --optimizer AdamW")
+    assert (cell.task, cell.optimizer) == ("transformer", "AdamW")
+    assert {line.ranks for line in DIGITS.lines([16])} == {1, 16}
+    for line in ("--task bytes-256", "--compression --task bytes", "--optimizer Adam"):
+        with pytest.raises(UserError, match="there are none but this study's: "):
+            chosen(line)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--task transformer needs PyTorch: pip install"):
-        plan("--compression", "--task", "transformer")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--task", "bytes-256"], "--task bytes-256 must be one of this study's: digits, bytes"),
-        (["--compression", "--task", "bytes"], "--task bytes must be one of this study's"),
-        (["--contender", "sign"], "--contender is for --compression only"),
-        (["--minutes", "1"], "--minutes is for --compression only"),
-    ],
-)
-def test_options_of_the_other_study_are_refused(arguments, problem):
-    with pytest.raises(UserError, match=problem):
-        plan(*arguments)
-
-
-def plan(*arguments):
-    return command.plan_of(options_of(" ".join(["convergence", *arguments])))
+        chosen("--compression --task transformer")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from benchmark_players import options_of
 from torch import nn
 
-from benchmarks.convergence import compression, torch_tasks
-from benchmarks.convergence.runs import Runs, read
-from benchmarks.convergence.study import Plan
-from benchmarks.convergence.task import ERROR
+from benchmarks.convergence import cells, command, tasks
+from benchmarks.convergence.cells import Cell
+from benchmarks.convergence.runs import load
 from benchmarks.convergence.tasks import TASKS
-from benchmarks.convergence.torch_tasks import TorchTask
 from benchmarks.convergence.torch_trained import from_seed
-from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
-from benchmarks.convergence.tuning import Climb
+from benchmarks.convergence.training import FIRST_TUNING_SEED, Run, train
 from parallel_sgd.data import Images
 from parallel_sgd.models import MLP
 
@@ -52,11 +49,9 @@ def digits(monkeypatch):
         warm_up=1 / 4,
         model=lambda seed: MLP(SIZES, seed=seed),
     )
-    fields = {name: getattr(ours, name) for name in ours.__dataclass_fields__}
-    theirs = TorchTask(**fields | {"model": AsPyTorch, "measure": ERROR, "margin": 5})
+    theirs = replace(ours, model=AsPyTorch, torch=True, unit="%", margin=5)
     monkeypatch.setitem(TASKS, "ours", ours)
     monkeypatch.setitem(TASKS, "theirs", theirs)
-    return ours, theirs
 
 
 def a_run(task="theirs", contender="32", optimizer="momentum", ranks=4, lr=0.05, seed=0):
@@ -92,7 +87,7 @@ def test_a_run_of_pytorch_repeats_and_is_measured_by_its_errors():
     outcome = train(run)
     assert train(run) == outcome != train(replace(run, seed=1))
     assert torch.equal(torch.get_rng_state(), before)
-    assert len(outcome.errors) == POINTS and outcome.curve(TASKS["theirs"]) == outcome.errors
+    assert len(outcome.losses) == len(outcome.errors) == POINTS
     assert 0 < outcome.errors[-1] < outcome.errors[0] < 90
     on_261 = outcome.errors[-1] * 2.61
     assert on_261 == pytest.approx(round(on_261), abs=1e-3)
@@ -114,43 +109,28 @@ def test_a_model_is_drawn_from_its_seed():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_errors_by_beginning_to_end(digits, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    cell = compression.Cell("theirs", 4, "momentum", ("32", "1-then-0.25", "sign"))
-    monkeypatch.setattr(compression, "CELLS", (cell,))
-    monkeypatch.setitem(compression.STARTS["momentum"], "theirs", 0.05)
-    path = tmp_path / "runs.json"
-    with Runs(path=str(path)) as runs:
-        study = compression.carry_out(Plan(contenders=["1-then-0.25"], seeds=2), runs)
-    whole, few = study.groups[cell]
-    assert [r.setting.contender for r in (whole, few)] == ["32", "1-then-0.25"]
-    for result in (whole, few):
-        of_seeds = [train(run).errors for run in result.setting.runs(digits[1], range(2))]
+@pytest.mark.usefixtures("digits")
+def test_errors_from_beginning_to_end(tmp_path, monkeypatch, capsys):
+    cell, path = Cell("theirs", ("32", "1-then-0.25"), 4, "momentum", 0.05), tmp_path / "runs.json"
+    monkeypatch.setitem(cells.STUDIES, True, (cell,))
+    line = f"convergence --compression --task theirs --seeds 2 --jobs 1 --runs {path}"
+    report = command.main(options_of(line))
+    known = load(path)
+    for result in report.groups[cell]:
+        of_seeds = [
+            outcome.errors
+            for run, outcome in known.items()
+            if run.contender == result.line.contender and run.seed < 2
+        ]
         assert np.array_equal(result.curves, of_seeds)
-    for run, outcome in read(path).items():
-        assert outcome == runs.outcomes[run] and outcome.errors
-    study.print()
+    report.print()
     printed = capsys.readouterr().out
-    assert printed.startswith("\nTest error in %, 2 seeds")
-    assert "margin ±5 %, tuned on 1 other seeds" in printed
-    assert "test error | less 32 bits" in re.sub(" +", " ", printed)
-    rows = {row.name: row for row in study.rows}
-    row = rows["theirs, K=4, momentum, 32 bits: test error"]
-    assert row.unit == "%" and row.value == pytest.approx(whole.final.mean())
-    sent = rows["theirs, K=4, momentum, 32 bits: sent"].value
+    assert "margin ±5 %" in printed and "| test error |" in printed
+    rows = {row.name: row for row in report.rows}
+    row = rows["theirs, momentum, 32 bits, K=4, tuned: test error"]
+    assert row.unit == "%" and row.value == pytest.approx(report.groups[cell][0].final.mean())
+    sent = rows["theirs, momentum, 32 bits, K=4, tuned: sent"].value
     assert sent == pytest.approx(2 * 32, rel=0.01)  # so small a model goes to all ranks at once
-    study.draw(tmp_path / "c.png")
-    drawn = {path.stem for path in tmp_path.glob("c-*.png")}
-    assert drawn == {"c-samples", "c-bytes", "c-distance"}
-
-
-def test_runs_that_know_nothing_are_counted_by_their_errors(digits):
-    climb = Climb("theirs", "32", "momentum", 4, start=0.05)
-    report = climb.setting(5).report(digits[1], 2)
-    runs = next(report)
-    with pytest.raises(StopIteration) as end:
-        report.send({runs[0]: Outcome((2.0,), 1, (90.0,)), runs[1]: Outcome((2.0,), 1, (80.0,))})
-    assert end.value.value.diverged == "1 of 2 diverged, counted as 90.0"
 
 
 @pytest.mark.parametrize(
@@ -165,12 +145,9 @@ def test_runs_that_know_nothing_are_counted_by_their_errors(digits):
 def test_the_tasks(name, values, shape, monkeypatch):
     """Images are made up, as many as Fashion-MNIST has."""
     images = [Images(np.zeros((n, 1, 28, 28), np.uint8), np.zeros(n, int)) for n in (60_000, 10)]
-    monkeypatch.setattr(torch_tasks, "_clothing", lambda: images)
+    monkeypatch.setattr(tasks, "_clothing", lambda: images)
     task = TASKS[name]
     assert task.values == values
-    for shorter in (task, task.shortened(8, None)):
-        assert shorter.steps_on(4) % shorter.points == 0 < shorter.steps_on(4)
-    assert task.steps_on(4) % 4 == 0
     training, test = task.data(0, task.budget(4))
     assert len(training) % (4 * task.minibatch) == 0  # no minibatch is short
     assert task.budget(4) <= 2 * len(training)

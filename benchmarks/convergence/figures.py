@@ -1,0 +1,200 @@
+"""The figures of both studies, with a panel for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..panels import Axes, panels
+from ..statistics import bootstrap_interval, compare
+from .cells import Cell
+from .contenders import CONTENDERS
+from .study import Figures, Groups, Result, find
+from .task import Task
+from .tasks import TASKS
+
+TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
+
+
+def by_samples(groups: Groups, path: Path) -> None:
+    """Draw the test loss against samples."""
+    _curves(groups, path, "thousands of samples, of all ranks", _thousands)
+
+
+def by_bytes(groups: Groups, path: Path) -> None:
+    """Draw the test loss against bytes; of serial SGD its end."""
+
+    def megabytes(task: Task, result: Result) -> Any:
+        if result.line.ranks == 1 or not result.bytes_sent:
+            return None
+        return _parts(result) * result.bytes_sent / result.line.ranks / 1e6
+
+    _curves(groups, path, "MB sent by a rank", megabytes)
+
+
+def _curves(groups: Groups, path: Path, name: str, x_of: Callable[[Task, Result], Any]) -> None:
+    """Draw contenders with their best rates on one number of ranks; the first one's end as a line
+    if the first has no x."""
+    k = shown_ranks(groups)
+    with _panels(groups, path, f"K = {k}, tuned rates: mean of {{}} seeds") as grid:
+        for task, results, axes in grid:
+            for result in results:
+                contender, line = CONTENDERS[result.line.contender], result.line
+                if line.rates != contender.rates[0] or line.ranks not in (1, k):
+                    continue
+                if line.contender == "1 bit without":  # has a figure of its own, far above
+                    continue
+                x, (color, style) = x_of(task, result), contender.style
+                if x is not None:
+                    y = result.curves.mean(axis=0)
+                    axes.plot(x, y, color=color, linestyle=style, label=result.title)
+                elif result is results[0]:
+                    label = f"{result.title}, at its end"
+                    axes.axhline(result.final.mean(), color="black", lw=1, label=label)
+            if x_of is not _thousands:
+                axes.set_xscale("log")
+            axes.set_xlabel(name)
+            _loss_axis(axes, task)
+
+
+def by_ranks(groups: Groups, path: Path) -> None:
+    """Draw the final test loss against K: model averaging and block momentum."""
+    lines = (
+        ("averaging", "equal", "--", "o"),
+        ("averaging", "tuned", "-", "o"),
+        ("BMUF", "equal", "--", "s"),
+        ("BMUF", "gain 1", ":", "s"),
+        ("BMUF", "tuned", "-", "s"),
+    )
+    words = {"equal": "rate of serial SGD", "gain 1": "gain 1", "tuned": "tuned"}
+    title = "After the same number of samples: mean and 95 % interval over seeds"
+    with _panels(groups, path, title) as grid:
+        for task, results, axes in grid:
+            shown: set[int] = set()
+            for i, (name, rates, style, marker) in enumerate(lines):
+                of = (r for r in results if (r.line.contender, r.line.rates) == (name, rates))
+                if not (points := list(of)):
+                    continue
+                means = np.array([result.final.mean() for result in points])
+                ends = np.array([bootstrap_interval(result.final, 0.95) for result in points])
+                x = np.array([result.line.ranks for result in points])
+                shown |= set(x.tolist())
+                axes.errorbar(
+                    x * 2 ** (0.06 * (i - 2)),  # beside each other
+                    means,
+                    yerr=np.abs(ends.T - means),
+                    color=CONTENDERS[name].style[0],
+                    linestyle=style,
+                    marker=marker,
+                    markersize=4,
+                    capsize=3,
+                    label=f"{CONTENDERS[name].title}, {words[rates]}",
+                )
+            serial = results[0].final.mean()
+            axes.axhline(serial, color="black", lw=1, label="serial SGD, tuned")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted(shown), map(str, sorted(shown)))
+            axes.minorticks_off()
+            axes.set_xlabel("K, ranks")
+            _loss_axis(axes, task)
+
+
+def error_feedback(groups: Groups, path: Path) -> None:
+    """Draw the test loss of 32 bits, and of 1 bit with and without error feedback."""
+    k = shown_ranks(groups)
+    lines = (
+        ("32 bits", "tuned", "#4878a8", "32 bits, tuned"),
+        ("1 bit", "as 32 bits", "#2a8a4a", "1 bit with error feedback, rate of 32 bits"),
+        ("1 bit without", "as 32 bits", "#cc4444", "1 bit without, rate of 32 bits"),
+        ("1 bit without", "tuned", "#e08214", "1 bit without, tuned"),
+    )
+    title = f"Data-parallel SGD, K = {k}: mean and range of {{}} seeds"
+    with _panels(groups, path, title) as grid:
+        for task, results, axes in grid:
+            for name, rates, color, text in lines:
+                if result := find(results, name, k, rates):
+                    x, curves = _thousands(task, result), result.curves
+                    axes.plot(x, curves.mean(0), color=color, linestyle="-", label=text)
+                    ends = curves.min(0), curves.max(0)
+                    axes.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)
+            axes.set_xlabel("thousands of samples, of all ranks")
+            _loss_axis(axes, task)
+
+
+def distance(groups: Groups, path: Path) -> None:
+    """Draw the distance from 32 bits at the end, with its 95 % interval, against bits sent."""
+    with _panels(groups, path, "Tuned rates: mean of {} seeds", columns=3) as grid:
+        for task, (whole, *others), axes in grid:
+            for result in others:
+                if bits := result.bits_sent(task):
+                    less = compare(result.final, whole.final, task.margin)
+                    low, high = less.interval_95
+                    color, marker = CONTENDERS[result.line.contender].style
+                    axes.errorbar(
+                        bits,
+                        less.mean,
+                        yerr=[[less.mean - low], [high - less.mean]],
+                        color=color,
+                        marker=marker,
+                        linestyle="none",
+                        label=result.title,
+                    )
+            axes.axhspan(-task.margin, task.margin, color="black", alpha=0.08)
+            axes.set_xscale("log")
+            axes.set_yscale("symlog", linthresh=2 * task.margin)
+            axes.set_xlabel("bits sent for each value")
+            axes.set_ylabel(f"{task.measure} less that of 32 bits, {task.unit}")
+
+
+#: By whether the study is that of compression.
+FIGURES: dict[bool, Figures] = {
+    False: {
+        "samples": by_samples,
+        "bytes": by_bytes,
+        "ranks": by_ranks,
+        "error-feedback": error_feedback,
+    },
+    True: {"distance": distance},
+}
+
+
+def shown_ranks(groups: Groups) -> int:
+    """Return K of the figures that show one: 8, or the largest below, or else the smallest."""
+    counts = {result.line.ranks for results in groups.values() for result in results} - {1}
+    return max((k for k in counts if k <= 8), default=min(counts, default=1))
+
+
+@contextmanager
+def _panels(
+    groups: Groups, path: Path, title: str, columns: int = 2
+) -> Iterator[list[tuple[Task, Sequence[Result], Axes]]]:
+    """Open a panel for each cell. {} in the title is the number of seeds."""
+    titles: dict[Cell, str] = {cell: cell.title(TASKS[cell.task]) for cell in groups}
+    seeds = len(next(iter(groups.values()))[0].final)
+    with panels(titles, path, title.format(seeds), columns=columns) as grid:
+        yield [(TASKS[cell.task], groups[cell], axes) for cell, axes in grid.items()]
+
+
+def _thousands(task: Task, result: Result) -> Any:
+    return _parts(result) * task.budget(result.line.ranks) / 1000
+
+
+def _parts(result: Result) -> Any:
+    """Return the part of a run that each point of a curve ends."""
+    points = result.curves.shape[1]
+    return np.arange(1, points + 1) / points
+
+
+def _loss_axis(axes: Axes, task: Task) -> None:
+    """Name a task's measure on the axis, and set its scale."""
+    axes.set_ylabel(f"{task.measure}, {task.unit}")
+    if task.log_scale:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
