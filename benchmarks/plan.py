@@ -18,7 +18,7 @@ import numpy as np
 
 from parallel_sgd import Communicator, Parameters
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.command_line.cluster import emulated_hosts, payload_rate
+from parallel_sgd.command_line.cluster import payload_rate
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
@@ -66,10 +66,8 @@ def main(options: argparse.Namespace) -> Report:
     report.add("a core's time for a megabyte", link.core_s_per_byte * 1e12, "us", "two hosts", None)
     errors = []
     for count in options.hosts:
-        with emulated_hosts(count, options.rate) as hosts:
-            asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
-            measured = on_hosts(hosts, "plan", asked)
-        for exchange in measured:
+        asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
+        for exchange in on_hosts(count, options.rate, "plan", asked):
             values, bits, seconds = (exchange[name] for name in ("values", "bits", "seconds"))
             predicted = exchange_s(
                 *(values, bits, count, link, speeds),
@@ -117,8 +115,7 @@ def _exchange(comm: Communicator, values: int, bits: float, transport: str) -> d
 
 def measured_link(rate: float) -> Link:
     """Return a link of a given rate, with messages and bytes as two hosts measure them."""
-    with emulated_hosts(2, math.inf) as hosts:
-        fields = on_hosts(hosts, "plan:measure_link", {})
+    fields = on_hosts(2, math.inf, "plan:measure_link", {})
     return Link(bytes_per_s=payload_rate(rate), **fields)
 
 

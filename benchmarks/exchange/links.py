@@ -1,4 +1,4 @@
-"""Sums over emulated links: both sides in turn, and the limit of the links."""
+"""Sums over emulated links: gloo's, MPI's and ours in turn, and the limit of the links."""
 
 from __future__ import annotations
 
@@ -6,26 +6,49 @@ import importlib.util
 import json
 import math
 import statistics
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from parallel_sgd import UserError
-from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+import numpy as np
+import numpy.typing as npt
+
+from parallel_sgd import Communicator, Parameters, UserError
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.compression import CODE
 from parallel_sgd.costs import bytes_sent
+from parallel_sgd.exchange import ExchangeOptions
 
+from ..on_ranks import ONE_THREAD, on_hosts, process_group
 from ..report import Report
-from ..training.conductor import Conductor, conducted
-from .cases import ALLREDUCE, AUTO, GLOO, OURS
+from ..timing import seconds_of
+
+Array = npt.NDArray[np.float32]
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 RATE = 1e9
 ROUNDS = 5
+TIMEOUT_S = 4 * 3600.0
 
 GLOO_OVER_ONE_BIT, LIMIT_OF_FULL = 20, 1.1  #: goals
 LARGE = 2_500_000  #: values, from which on the second one holds
 
+ALLREDUCE, GLOO, AUTO = "MPI_Allreduce", "gloo", "auto"
 ONE_BIT, FULL = "1 bit, pipelined", "32 bit, pipelined"
+BITS = (32, 8, 4, 2, 1, 0.5, 0.25, 0.1)
+
+#: Bits of ours, and the other options of its exchange.
+OURS: dict[str, tuple[float, dict[str, str]]] = {
+    "32 bit, collective": (32, {"transport": "collective"}),
+    **{f"{bits} bit, pipelined": (bits, {"transport": "pipelined"}) for bits in BITS},
+    "1 bit as signs, pipelined": (1, {"transport": "pipelined", "code": "sign"}),
+    "1 bit, collective": (1, {"transport": "collective"}),
+}
+
+CHECKED = 1024  #: values of a sum that are compared with the exact one
 ROUNDING = 1e-5  #: of a sum in full precision
 
 
@@ -47,34 +70,87 @@ def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
     """Return the table for `count` hosts.
 
     Raises:
-        UserError: the hosts cannot be made, a side has ended, or a sum is wrong.
+        UserError: the hosts cannot be made, or a sum is wrong.
     """
-    has_torch = importlib.util.find_spec("torch") is not None
-    sides = ["ours", "peer"] if has_torch else ["ours"]
-    with emulated_hosts(count, rate) as hosts, conducted(hosts, sides, "exchange") as playing:
-        by_size = [measured(playing, values, rounds) for values in sizes]
-    return tabled(by_size, count, rate)
+    asked = {"sizes": sizes, "rounds": rounds}
+    how: dict[str, Any] = {"environ": ONE_THREAD, "timeout_s": TIMEOUT_S}
+    measured = on_hosts(count, rate, "exchange.links", asked, **how)
+    return tabled([Size(**size) for size in measured], count, rate)
 
 
-def measured(playing: Conductor, values: int, rounds: int) -> Size:
+def measure(comm: Communicator, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
+    """Return the fields of a `Size` for each size; gloo's sums where PyTorch is installed."""
+    with_gloo = importlib.util.find_spec("torch") is not None
+    with process_group(comm, with_gloo):
+        return [vars(_of_size(comm, values, rounds, with_gloo)) for values in sizes]
+
+
+def _of_size(comm: Communicator, values: int, rounds: int, with_gloo: bool) -> Size:
     """Measure all cases in turn; a first round does not count."""
-    size = Size(values)
-    for side in playing.connections:
-        answers = playing.all(side, "begin", values=values)
-        size.auto |= answers[0].get("auto", {})
-    cases = dict.fromkeys((ALLREDUCE, *OURS, AUTO), "ours")
-    if "peer" in playing.connections:
-        cases[GLOO] = "peer"
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    parameters = Parameters({"W": _vector_of(comm.rank, values)})
+    total = parameters.like().flat
+    calls, auto = _calls(comm, parameters, total, with_gloo)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
-        for name, side in cases.items():
-            answers = playing.all(side, "sums", name=name, times=times(values))
-            require_sum(name, answers)
+        for name, call in calls.items():
+            of_turn = turn(comm, name, call, parameters.flat, total)
             if i > 0:
-                by_sum = zip(*(answer["seconds"] for answer in answers), strict=True)
-                seconds[name] += map(max, by_sum)
-    size.seconds = {name: statistics.median(of_case) for name, of_case in seconds.items()}
-    return size
+                seconds[name] += of_turn
+    medians = {name: statistics.median(of_case) for name, of_case in seconds.items()}
+    return Size(values, medians, auto)
+
+
+def _calls(
+    comm: Communicator, parameters: Parameters, total: Array, with_gloo: bool
+) -> tuple[dict[str, Callable[[], object]], dict[str, Any]]:
+    """Return each case's sum over the ranks of `total` in place; and the choice of "auto"."""
+    from mpi4py import MPI
+
+    calls: dict[str, Callable[[], object]] = {
+        ALLREDUCE: lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, total)
+    }
+    given: dict[str, dict[str, Any]] = {
+        name: {"gradient_bits": bits, **options} for name, (bits, options) in OURS.items()
+    }
+    for name, options in {**given, AUTO: {"gradient_bits": AUTO}}.items():
+        exchange = ExchangeState.init(ExchangeOptions(**options), parameters, lambda: 0, comm)
+        calls[name] = partial(exchange.sum, total)
+    if with_gloo:
+        import torch
+
+        calls[GLOO] = partial(torch.distributed.all_reduce, torch.from_numpy(total))
+    return calls, exchange.report() or {}
+
+
+def turn(
+    comm: Communicator, name: str, call: Callable[[], object], given: Array, total: Array
+) -> list[float]:
+    """Return the seconds of each sum, of the slowest rank.
+
+    The first one is not counted: TCP still has the rate of the case before, and takes a while to
+    recover from lost packets.
+
+    Args:
+        given: this rank's vector.
+        total: room for the sum; gets the vector before each call.
+    Raises:
+        UserError: a sum in full precision is wrong, or our sums differ between ranks.
+    """
+    seconds = []
+    for _ in range(1 + times(len(total))):
+        total[...] = given
+        seconds.append(seconds_of(call, comm))
+    few = min(CHECKED, len(total))
+    exact = np.sum([_vector_of(rank, few) for rank in range(comm.size)], axis=0, dtype=np.float64)
+    error = np.abs(total[:few] - exact).max() / np.abs(exact).max()
+    digest = zlib.crc32(total[:: 1 + total.size // 100_000].tobytes())
+    errors, digests = zip(*comm.allgather_object((float(error), digest)), strict=True)
+    full = name in (ALLREDUCE, GLOO) or (name in OURS and OURS[name][0] == 32)
+    if full and not max(errors) < ROUNDING:
+        raise UserError(f"{name} has not summed up: relative error {max(errors):g}")
+    if name in (*OURS, AUTO) and len(set(digests)) > 1:
+        raise UserError(f"{name} has left other sums on some ranks than on others")
+    return seconds[1:]
 
 
 def times(values: int) -> int:
@@ -82,18 +158,9 @@ def times(values: int) -> int:
     return max(1, min(8, 10_000_000 // values))
 
 
-def require_sum(name: str, answers: list[dict[str, Any]]) -> None:
-    """Check the sums of all ranks.
-
-    Raises:
-        UserError: a sum in full precision is wrong, or our sums differ between ranks.
-    """
-    full = name in (ALLREDUCE, GLOO) or (name in OURS and OURS[name][0] == 32)
-    worst = max(answer["error"] for answer in answers)
-    if full and not worst < ROUNDING:
-        raise UserError(f"{name} has not summed up: relative error {worst:g}")
-    if name in (*OURS, AUTO) and len({answer["digest"] for answer in answers}) > 1:
-        raise UserError(f"{name} has left other sums on some ranks than on others")
+def _vector_of(rank: int, values: int) -> Array:
+    """Return a rank's addend."""
+    return np.random.default_rng(rank).standard_normal(values, np.float32)
 
 
 def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:

@@ -1,10 +1,8 @@
-"""The peers: workers and a server in a few lines of mpi4py."""
+"""The peers: workers and a server in a few lines of mpi4py; and rates of cases in turn."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +30,29 @@ def quiet_barrier(comm: MPI.Comm | None = None) -> None:
         time.sleep(2e-3)
 
 
-def median_rates(
-    comm: Communicator, cases: Mapping[str, Callable[[], float]], rounds: int
-) -> dict[str, float]:
-    """Return the rate of all ranks together in each case: medians of rounds, after a warm-up.
+def medians(
+    comm: Communicator,
+    cases: Mapping[str, Callable[[], float | Sequence[float]]],
+    rounds: int,
+    among: MPI.Comm | None = None,
+) -> dict[str, Array]:
+    """Return what a case returns, by the case's name and by rank: medians of rounds.
 
-    A rank without a part in a case waits quietly: an allgather would spin beside the working ranks.
+    All cases have their turns in each round; a first round does not count. A rank without a part in
+    a case waits quietly: another wait would spin beside the working ranks.
+
+    Args:
+        among: the ranks of `comm`; None: all.
     """
-    totals: dict[str, list[float]] = defaultdict(list)
-    for i in range(rounds + 1):
+    found: dict[str, list[Any]] = {name: [] for name in cases}
+    for _ in range(1 + rounds):
         for name, case in cases.items():
-            quiet_barrier()
-            own = case()
-            quiet_barrier()
-            rates = comm.allgather_object(own)
-            if i > 0:
-                totals[name].append(sum(rates))
-    return {name: statistics.median(of_case) for name, of_case in totals.items()}
+            quiet_barrier(among)
+            found[name].append(case())
+    quiet_barrier(among)
+    own = {name: np.median(of_case[1:], axis=0) for name, of_case in found.items()}
+    by_rank = comm.allgather_object(own)
+    return {name: np.array([of_rank[name] for of_rank in by_rank]) for name in cases}
 
 
 def rate(
@@ -86,29 +90,35 @@ def _ones(nbytes: int) -> Array:
     return array.view(np.uint8)
 
 
-def bare_worker(
-    workers: Communicator, server: int, exchanges: Sequence[Exchange], seconds: float
+def bare(
+    comm: Communicator, workers: int, server: int, exchanges: Sequence[Exchange], seconds: float
 ) -> float:
-    """Send and receive; return this worker's steps a second, with all exchanges in each step."""
+    """Let the first ranks send to one and receive; return this rank's steps a second, each with all
+    exchanges."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    active = comm.split(int(comm.rank < workers))
+    if comm.rank == server:
+        _serve(world, workers, exchanges)
+    if comm.rank >= workers:
+        return 0.0
 
     def step() -> None:
         for tag, exchange in enumerate(exchanges):
             world.Send(exchange.sent, server, tag)
             world.Recv(exchange.answered, server, tag)
 
-    steps_per_s = rate(workers, step, seconds)
+    steps_per_s = rate(active, step, seconds)
     world.Send(np.empty(0, np.uint8), server, END)
     return steps_per_s
 
 
-def bare_server(workers: int, exchanges: Sequence[Exchange]) -> None:
+def _serve(world: MPI.Comm, workers: int, exchanges: Sequence[Exchange]) -> None:
     """Receive from any worker, and answer, until the end of all workers."""
     from mpi4py import MPI
 
-    world, status = MPI.COMM_WORLD, MPI.Status()
+    status = MPI.Status()
     incoming = max((exchange.sent for exchange in exchanges), key=len)
     while workers:
         world.Recv(incoming, MPI.ANY_SOURCE, MPI.ANY_TAG, status)

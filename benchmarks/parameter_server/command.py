@@ -1,8 +1,8 @@
 """Parameter servers beside a bare loop of MPI, and the cost of a slow worker.
 
 Dense: 3 workers push and pull a whole model as fast as possible. Beside them, "bare": `Send` and
-`Recv` of as many bytes in mpi4py; "bare, step": the same with the step of SGD on the sent model;
-"sum": the first, plus the time of the step alone, in a single process. Goal: 0.9 with 1 server.
+`Recv` of as many bytes in mpi4py; "bare, step": the same with the step of SGD on the sent model.
+Goal: 0.9 with 1 server.
 Slow worker: the loss of the fast workers beside a worker at a third of the speed, by mode. Goal: 5
 % in "async".
 Rows: of an embedding table far larger than the caches. Goal: 2 million rows a second and server, in
@@ -21,14 +21,14 @@ import math
 from typing import Any
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
 from ..on_ranks import on_hosts, on_ranks
 from ..report import Report, positive
-from . import dense, links, slow_worker, sparse
+from . import dense, slow_worker, sparse
 
-Found = dict[str, Any]
+LONGER = 4  #: times as long as a case of dense are those of links and of a slow worker
+TIMEOUT_S = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,37 +61,28 @@ def main(options: argparse.Namespace) -> Report:
 
 
 def _dense(report: Report, options: argparse.Namespace) -> None:
-    n, servers = options.values, options.servers
-    measured = on_ranks(
-        dense.WORKERS + servers,
-        "parameter_server.dense",
-        {"values": n, "servers": servers, **_effort(options)},
+    updates = _on_ranks(
+        dense.WORKERS + options.servers,
+        "dense",
+        {
+            "values": options.values,
+            "cases": dense.cases_here(options.servers),
+            **_effort(options),
+        },
     )
-    updates, step_s = measured["updates"], measured["step_s"]
-    peers = {
-        "bare": ("Send and Recv", updates["bare"]),
-        "bare, step": ("Send, Recv and the step", updates["bare, step"]),
-        "sum": (
-            f"Send and Recv, and {step_s * 1e3:.2f} ms for the step alone",
-            1 / (1 / updates["bare"] + step_s),
-        ),
-    }
     one = updates["learner, 1"]
+    peers = {"bare": "Send and Recv", "bare, step": "Send, Recv and the step"}
     ours = {"learner.step": one, "the client's push alone": updates["client"]}
     for name, value in ours.items():
-        for peer, (words, limit) in peers.items():
-            report.compare(f"{name}, 32 bit, beside {peer}", value, "/s", words, limit, ".0f")
+        for peer, words in peers.items():
+            row = f"{name}, 32 bit, beside {peer}"
+            report.compare(row, value, "/s", words, updates[peer], ".0f")
     one_bit, bare = updates["learner, 1 bit"], updates["bare, 1 bit"]
     words = "Send and Recv of as many bytes"
     report.compare("learner.step, 1 bit", one_bit, "/s", words, bare, ".0f")
-    for bits, theory in (("32", 4 * n), ("1", dense.pushed_bytes(n))):
-        sent = measured["bytes"][bits]
-        report.compare(f"bytes of a push, {bits} bit", sent, "B", "theory", theory, ",.0f")
-    for count in range(2, servers + 1):
+    for count in range(2, options.servers + 1):
         name, value = f"learner.step, 32 bit, {count} servers", updates[f"learner, {count}"]
         report.compare(name, value, "/s", "1 server", one, ".0f")
-    for name, seconds in measured["where"].items():
-        report.add(f"of a learner.step: {name}", seconds * 1e3, "ms", "1 server, 32 bit", None)
 
 
 def _links(options: argparse.Namespace) -> Report:
@@ -99,38 +90,32 @@ def _links(options: argparse.Namespace) -> Report:
     hosts, n, rate = options.hosts, options.values, options.rate
     if hosts < 2:
         raise UserError(f"hosts={hosts} must be at least 2: a worker's and the server's")
-    effort = _effort(options)
-    effort["seconds"] *= links.LONGER
-    with emulated_hosts(hosts, rate) as emulated:
-        measured = on_hosts(emulated, "parameter_server.links", {"values": n, **effort})
+    asked = {"values": n, "cases": dense.cases_on_hosts(hosts), **_effort(options, LONGER)}
+    updates = on_hosts(hosts, rate, "parameter_server.dense", asked, timeout_s=TIMEOUT_S)
     report = Report(
         f"parameter servers: workers that push and pull {n} float32, and a server, on {hosts} "
         f"emulated hosts of this machine, links of {rate / 1e9:g} Gbit/s"
     )
-    for workers in links.numbers(hosts):
+    for workers in dense.numbers(hosts):
         who = f"{workers} worker{'s' * (workers > 1)}"
-        for bits, pushed in ((32, 4 * n), (1, dense.pushed_bytes(n))):
-            value = measured["updates"][f"learner, {workers}, {bits}"]
-            bare = measured["updates"][f"bare, {workers}, {bits}"]
-            limit = links.limit(workers, pushed, 4 * n, rate)
+        for bits in (32, 1):
+            value, bare = (updates[f"{name}, {workers}, {bits}"] for name in ("learner", "bare"))
+            limit = dense.limit(workers, dense.pushed_bytes(n, bits), 4 * n, rate)
             name = f"learner.step, {bits} bit, {who}"
             report.compare(name, value, "/s", "Send and Recv", bare, ".3g")
             if limit == math.inf:
                 continue
             beside, peer = f"{name}, beside the limit", f"Send and Recv, {bits} bit, {who}"
-            for name, updates in ((beside, value), (peer, bare)):
-                report.compare(name, updates, "/s", "the links", limit, ".3g")
-        for name, seconds in measured["where"][str(workers)].items():
-            report.add(f"of a learner.step: {name}, {who}", seconds * 1e3, "ms", "32 bit", None)
+            for name, rates in ((beside, value), (peer, bare)):
+                report.compare(name, rates, "/s", "the links", limit, ".3g")
     return report
 
 
 def _slow_worker(report: Report, options: argparse.Namespace) -> None:
-    effort = _effort(options)
-    effort = {"rounds": -(-effort["rounds"] // 3), "seconds": 4 * effort["seconds"]}
-    measured = on_ranks(slow_worker.WORKERS + 1, "parameter_server.slow_worker", effort)
-    for mode in slow_worker.MODES:
-        speeds = measured[mode]
+    effort = _effort(options, LONGER)
+    effort["rounds"] = -(-effort["rounds"] // 3)
+    measured = _on_ranks(slow_worker.WORKERS + 1, "slow_worker", effort)
+    for mode, speeds in measured.items():
         report.add(
             f"a worker's steps beside one that is {slow_worker.SLOWER} times as slow, {mode}",
             speeds["slow"],
@@ -138,26 +123,15 @@ def _slow_worker(report: Report, options: argparse.Namespace) -> None:
             f"all alike, {speeds['alike']:.1f}/s; the slow one has {speeds['slowest']:.1f}/s",
             speeds["slow"] / speeds["alike"],
         )
-    for mode in slow_worker.MODES:
+    for mode, speeds in measured.items():
         name = f"mean staleness beside a slow worker, {mode}"
-        report.add(name, measured[mode]["staleness"], "updates", "all pushes", None)
+        report.add(name, speeds["staleness"], "updates", "all pushes", None)
 
 
 def _rows(report: Report, options: argparse.Namespace) -> None:
-    measured = on_ranks(
-        sparse.WORKERS + 1,
-        "parameter_server.sparse",
-        {"touched": options.rows, "batch": options.batch, **_effort(options)},
-    )
+    asked = {"touched": options.rows, "batch": options.batch, **_effort(options)}
+    measured = _on_ranks(sparse.WORKERS + 1, "sparse", asked)
     words = {"pull": "pulled", "push": "pushed", "both": "pulled and pushed"}
-    rows = f"of {options.rows / 1e6:g} million, width {sparse.WIDTH}"
-    for kind, access in (("pull", "read"), ("push", "read, changed and written")):
-        alone, memory = (measured[what][kind] / 1e6 for what in ("table", "random"))
-        name, peer = (
-            f"rows {words[kind]} {rows}, no server",
-            f"rows {access} at random in one array",
-        )
-        report.compare(name, alone, "M/s", peer, memory)
     for case, value in measured["served"].items():
         count, kind = case.split()
         name = f"rows {words[kind]}, 1 server, {count} worker{'s' * (count != '1')}"
@@ -167,8 +141,12 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
     report.compare(name, measured["bytes"], "B", peer, 2 * sparse.ROW, "")
 
 
-def _effort(options: argparse.Namespace) -> dict[str, Any]:
-    return {"rounds": options.rounds, "seconds": options.milliseconds / 1e3}
+def _on_ranks(ranks: int, module: str, asked: dict[str, Any]) -> Any:
+    return on_ranks(ranks, f"parameter_server.{module}", asked, timeout_s=TIMEOUT_S)
+
+
+def _effort(options: argparse.Namespace, longer: int = 1) -> dict[str, Any]:
+    return {"rounds": options.rounds, "seconds": longer * options.milliseconds / 1e3}
 
 
 SECTIONS = {"dense": _dense, "slow-worker": _slow_worker, "rows": _rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from functools import partial
 from typing import Any
 
@@ -10,51 +10,61 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
+from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.kernels import body
 
-from ..timing import median_s
-from .bare import Exchange, bare_server, bare_worker, median_rates, quiet_barrier, rate
+from .bare import Exchange, bare, medians, rate
 
 Array = npt.NDArray[Any]
 
 WORKERS = 3
 LR = 1e-6
-BARE = ("bare", "bare, step", "bare, 1 bit")
+
+
+def cases_here(servers: int) -> dict[str, dict[str, Any]]:
+    """Return the cases of one machine by name: the peers, our learner on 1 to `servers` servers,
+    and our client."""
+    return {
+        "bare": {"peer": True},
+        "bare, step": {"peer": True, "steps": True},
+        "bare, 1 bit": {"peer": True, "bits": 1},
+        **{f"learner, {count}": {"servers": count} for count in range(1, servers + 1)},
+        "client": {"client": True},
+        "learner, 1 bit": {"bits": 1},
+    }
+
+
+def cases_on_hosts(hosts: int) -> dict[str, dict[str, Any]]:
+    """Return the cases over links: who, for how many workers, in how many bits."""
+    return {
+        f"{who}, {workers}, {bits}": {"peer": who == "bare", "workers": workers, "bits": bits}
+        for workers in numbers(hosts)
+        for bits in (32, 1)
+        for who in ("bare", "learner")
+    }
 
 
 def measure(
-    comm: Communicator, values: int, rounds: int, seconds: float, servers: int
-) -> dict[str, Any]:
-    """Measure on all ranks: the first three work; then come the servers of a case.
+    comm: Communicator, values: int, rounds: int, seconds: float, cases: dict[str, dict[str, Any]]
+) -> dict[str, float]:
+    """Return updates a second of all workers together in each case: medians of the rounds.
 
-    Returns:
-        "updates": a second, of all workers together, by the case's name, medians over the rounds;
-        "bytes": of a push, by its bits; "step_s": the server's kernel alone; "where": mean seconds
-        of an update of our learner, by `Seconds`.
+    The first ranks work; then come a case's servers.
+
+    Args:
+        cases: options of `_peer` (where "peer") and `_ours`.
     """
-    where: dict[str, float] = {}
-    sent: dict[str, float] = {}
-    cases: dict[str, Callable[[], float]] = {
-        name: partial(bare, comm, values, seconds, name) for name in BARE
-    }
-    for count in range(1, servers + 1):
-        cases[f"learner, {count}"] = partial(
-            ours, comm, values, seconds, sent, where if count == 1 else {}, servers=count
-        )
-    cases["client"] = partial(ours, comm, values, seconds, {}, {}, client=True)
-    cases["learner, 1 bit"] = partial(ours, comm, values, seconds, sent, {}, bits=1)
-    limit = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
-    with kill_if_longer_than(limit, comm.rank, "the dense benchmark"):
-        quiet_barrier()
-        step_s = _alone(values) if comm.rank == 0 else 0.0
-        updates = median_rates(comm, cases, rounds)
-    return {"updates": updates, "bytes": sent, "step_s": step_s, "where": where}
+    calls = {}
+    for name, options in cases.items():
+        how = {"workers": WORKERS, "bits": 32, **options}
+        case = _peer if how.pop("peer", False) else _ours
+        calls[name] = partial(case, comm, values, seconds, **how)
+    return {name: float(rates.sum()) for name, rates in medians(comm, calls, rounds).items()}
 
 
-def pushed_bytes(values: int) -> int:
-    """Return the bytes of a push in 1 bit, on average."""
-    return values // 8
+def pushed_bytes(values: int, bits: int) -> int:
+    """Return the bytes of a push, on average."""
+    return values * bits // 8
 
 
 def _step(pushed: Array, model: Array) -> None:
@@ -63,40 +73,28 @@ def _step(pushed: Array, model: Array) -> None:
     body(x).sgd_step(x, pushed.view(np.float32), np.float32(LR))
 
 
-def _alone(values: int) -> float:
-    """Seconds of `_step`, nothing beside it."""
-    pushed, model = np.ones(values, np.float32), np.ones(values, np.float32)
-    return median_s(lambda: _step(pushed, model), 50, warm_up=0)
-
-
-def bare(
-    comm: Communicator, values: int, seconds: float, name: str, workers: int = WORKERS
+def _peer(
+    comm: Communicator, values: int, seconds: float, workers: int, bits: int, steps: bool = False
 ) -> float:
-    """This rank's updates a second of the bare loop; the rank after the workers serves."""
-    pushed = pushed_bytes(values) if name == "bare, 1 bit" else 4 * values
-    change = _step if name == "bare, step" else None
-    exchanges = [Exchange(pushed, 4 * values, change)]
-    others = comm.split(int(comm.rank < workers))
-    if comm.rank < workers:
-        return bare_worker(others, workers, exchanges, seconds)
-    if comm.rank == workers:
-        bare_server(workers, exchanges)
-    return 0.0
+    """Return this rank's updates a second of the bare loop.
+
+    Args:
+        steps: let the server take the step of SGD.
+    """
+    exchange = Exchange(pushed_bytes(values, bits), 4 * values, _step if steps else None)
+    return bare(comm, workers, workers, [exchange], seconds)
 
 
-def ours(
+def _ours(
     comm: Communicator,
     values: int,
     seconds: float,
-    sent: dict[str, float],
-    where: dict[str, float],
-    *,
-    workers: int = WORKERS,
+    workers: int,
+    bits: int,
     servers: int = 1,
-    bits: int = 32,
     client: bool = False,
 ) -> float:
-    """This rank's updates a second: of `learner.step`, or of the client's push alone."""
+    """Return this rank's updates a second: of `learner.step`, or of the client's push alone."""
     takes_part = comm.rank < workers + servers
     group = comm.split(int(takes_part))
     if not takes_part:
@@ -108,17 +106,34 @@ def ours(
     if not learner.serves:
         gradient, x = learner.gradient.flat, learner.parameters.flat
         gradient[:] = np.random.default_rng(comm.rank).standard_normal(values)
-        asking = learner.state.client
 
         def step() -> None:
             if client:
-                asking.push(gradient, None, 1, 1.0, out=x)
+                learner.state.client.push(gradient, None, 1, 1.0, out=x)
             else:
                 learner.step(samples=1)
 
         updates = rate(learner.comm, step, seconds)
-        sent[str(bits)] = asking.statistics.bytes_sent / asking.clock
-        for name, spent in asking.statistics.as_dict()["seconds"].items():
-            where[name] = spent / asking.clock
     learner.finish()
     return updates
+
+
+def numbers(hosts: int) -> list[int]:
+    """Return the numbers of workers: 1, and all hosts but the server's."""
+    return sorted({1, hosts - 1})
+
+
+def limit(workers: int, pushed: int, pulled: int, rate: float) -> float:
+    """Return the most updates a second on links of a rate in bits/s.
+
+    A single worker's messages follow each other on rested links: `BURST` bytes of each go at once.
+    Several workers keep the server's link busy in both directions.
+
+    Returns:
+        Infinity if the links are not the limit.
+    """
+    sizes = [pushed, pulled]
+    if workers == 1:
+        beyond = sum(max(0, nbytes - BURST) for nbytes in sizes)
+        return payload_rate(rate) / beyond if beyond else math.inf
+    return payload_rate(rate) / max(sizes)

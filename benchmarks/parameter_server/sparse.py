@@ -1,13 +1,11 @@
-"""Rows of an embedding table, pulled and pushed: the table alone, and a server with workers.
+"""Rows of an embedding table, pulled and pushed by workers of a server, beside a bare loop of MPI
+with as many bytes.
 
-Ids are random over 10**11, and drawn from the table's ids, in a new order. The limits: as many rows
-read and written at random in a large array, and a bare loop of MPI with the same bytes.
+Ids are random over 10**11, and drawn from the table's ids, in a new order.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
@@ -17,12 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.embedding import Embedding
-from parallel_sgd.embedding.rows import RowTable
 
-from ..timing import median_s
-from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
+from .bare import Exchange, bare, medians, rate
 
 Array = npt.NDArray[Any]
 
@@ -42,32 +37,27 @@ def measure(
     """Measure on all ranks: two workers and a server.
 
     Returns:
-        "random": rows a second read and written in this memory; "table": rows of a `RowTable`
-        in the same process; "served", "bare": rows a second of all workers, by
-        their number and "pull", "push" or "both" (each row pulled and pushed), medians over the
-        rounds; "bytes": of the server's table, a row.
+        "served", "bare": rows a second of all workers, by their number and "pull", "push" or "both"
+        (each row pulled and pushed), of medians over the rounds; "bytes": of the server's table, a
+        row.
     """
-    limit = 300 + touched / 1e5 + 5 * 20 * (rounds + 1) * (seconds + 1)
-    with kill_if_longer_than(limit, comm.rank, "the benchmark of rows"):
-        own: dict[str, Any] = {}
-        if comm.rank == WORKERS:
-            own["random"] = _random_access(touched, batch, rounds)
-            own["table"] = _table(touched, batch, rounds)
-        quiet_barrier()
-        own["bare"] = _medians(rounds, lambda count, kind: _bare(comm, count, kind, batch, seconds))
-        served, nbytes = _served(comm, touched, batch, rounds, seconds)
-        everyone = comm.allgather_object(own | {"served": served, "bytes": nbytes})
-    rates = {
-        name: {case: sum(rank[name][case] for rank in everyone[:WORKERS]) for case in own["bare"]}
-        for name in ("bare", "served")
+
+    def peer(count: int, kind: str) -> float:
+        exchanges = []
+        if kind != "push":
+            exchanges.append(Exchange(ID * batch, ROW * batch))
+        if kind != "pull":
+            exchanges.append(Exchange((ID + ROW) * batch, HEADER))
+        return bare(comm, count, WORKERS, exchanges, seconds)
+
+    beside = medians(comm, _cases(peer), rounds)
+    served, nbytes = _served(comm, touched, batch, rounds, seconds)
+    rates = {"bare": beside, "served": served}
+    rows = {
+        of: {name: batch * float(case.sum()) for name, case in cases.items()}
+        for of, cases in rates.items()
     }
-    rows = {name: rate * batch for name, rate in rates["bare"].items()}
-    return {
-        **everyone[WORKERS],
-        "bare": rows,
-        "served": {name: rate * batch for name, rate in rates["served"].items()},
-        "bytes": everyone[0]["bytes"],
-    }
+    return {**rows, "bytes": nbytes}
 
 
 def all_ids(touched: int) -> Array:
@@ -82,73 +72,15 @@ def random_batches(ids: Array, batch: int, seed: int) -> Iterator[Array]:
     return cycle([ids[some] for some in np.split(order, range(batch, len(order), batch))][:-1])
 
 
-def _speed(call: Callable[[Array], object], batches: Iterator[Array], rounds: int) -> float:
-    """Return rows a second: the median over minibatches, of equal length."""
-    size = len(next(batches))
-    return size / median_s(lambda: call(next(batches)), 10 * rounds)
-
-
-def _random_access(touched: int, batch: int, rounds: int) -> dict[str, float]:
-    """Return rows a second of NumPy in a large array, read or changed."""
-    memory, out = (np.ones((n, WIDTH), np.float32) for n in (touched, batch))
-    batches = random_batches(np.arange(touched), batch, seed=1)
-
-    def read(rows: Array) -> None:
-        np.take(memory, rows, axis=0, out=out, mode="clip")
-
-    def change(rows: Array) -> None:
-        read(rows)
-        memory[rows] = np.add(out, 1, out=out)
-
-    return {"pull": _speed(read, batches, rounds), "push": _speed(change, batches, rounds)}
-
-
-def _table(touched: int, batch: int, rounds: int) -> dict[str, float]:
-    """Return rows a second of a table without a server."""
-    ids, gradient, table = (
-        all_ids(touched),
-        np.full((batch, WIDTH), 1e-3, np.float32),
-        RowTable(TABLE),
-    )
-    for first in range(0, len(ids), batch):
-        some = ids[first : first + batch]
-        table.push(some, gradient[: len(some)], 1)
-    out, batches = np.empty_like(gradient), random_batches(ids, batch, seed=1)
-    return {
-        "pull": _speed(lambda ids: table.pull(ids, out), batches, rounds),
-        "push": _speed(lambda ids: table.push(ids, gradient, 1), batches, rounds),
-    }
-
-
-def _medians(rounds: int, case: Callable[[int, str], float]) -> dict[str, float]:
-    """This rank's rates by "workers kind", interleaved over the rounds."""
-    rates: dict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        for count in range(1, WORKERS + 1):
-            for kind in KINDS:
-                rates[f"{count} {kind}"].append(case(count, kind))
-    return {name: statistics.median(of_case) for name, of_case in rates.items()}
-
-
-def _bare(comm: Communicator, count: int, kind: str, batch: int, seconds: float) -> float:
-    exchanges = []
-    if kind != "push":
-        exchanges.append(Exchange(ID * batch, ROW * batch))
-    if kind != "pull":
-        exchanges.append(Exchange((ID + ROW) * batch, HEADER))
-    quiet_barrier()
-    active = comm.split(int(comm.rank < count))
-    if comm.rank < count:
-        return bare_worker(active, WORKERS, exchanges, seconds)
-    if comm.rank == WORKERS:
-        bare_server(count, exchanges)
-    return 0.0
+def _cases(case: Callable[[int, str], float]) -> dict[str, Callable[[], float]]:
+    counts = range(1, WORKERS + 1)
+    return {f"{count} {kind}": partial(case, count, kind) for count in counts for kind in KINDS}
 
 
 def _served(
     comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
-) -> tuple[dict[str, float], float]:
-    """A worker's minibatches a second, and the server's bytes a row."""
+) -> tuple[dict[str, Array], float]:
+    """Return the workers' minibatches a second, and the server's bytes a row; nothing on it."""
     from mpi4py import MPI
 
     model = Parameters({"w": np.zeros(1, np.float32)})
@@ -173,12 +105,10 @@ def _served(
             table.push(some, gradient, 1)
 
     def case(count: int, kind: str) -> float:
-        quiet_barrier(among)
         active = learner.comm.split(int(comm.rank < count))
         return rate(active, partial(step, kind), seconds) if comm.rank < count else 0.0
 
-    served = _medians(rounds, case)
-    quiet_barrier(among)
+    served = medians(learner.comm, _cases(case), rounds, among)
     counts = table.counts()
     learner.finish()
     return served, counts["bytes"] / counts["rows"]

@@ -1,17 +1,15 @@
 """Seconds of steps, evaluations, starts and ends, of workers on emulated hosts.
 
 Computing is a wait, since the hosts share this machine's cores; the algorithms' work is real. Time
-is
-dilated: with more hosts than cores, waits are longer and links slower by as many times, and the
+is dilated: with more hosts than cores, waits are longer and links slower by as many times, and the
 seconds are divided by this factor. So each host has a core's worth of time for its exchange, and
-sees links of the chosen rate. (Gupta et al., "To Infinity and Beyond:
-Time-Warped Network Emulation", NSDI 2006.)
+sees links of the chosen rate. (Gupta et al., "To Infinity and Beyond: Time-Warped Network
+Emulation", NSDI 2006.)
 """
 
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -20,22 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallel_sgd import Communicator, Learner
-from parallel_sgd.command_line.cluster import emulated_hosts
-from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.kernels import cpu
-from parallel_sgd.launcher.run import THREAD_VARIABLES
 from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
-from ..on_ranks import on_hosts, on_ranks
+from ..on_ranks import ONE_THREAD, on_hosts, on_ranks
 from ..timing import Call, seconds_of
 from .contenders import BATCH, CONTENDERS, PERIOD, data, model
 
 LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
 WARM_UP = PERIOD  #: steps: memory is touched, and a block has ended
-LIMIT_S = 800  #: for all turns on some hosts
 MODULE = "speedup.step_times"
-ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")  #: also where there are cores for more
 
 ALONE_S = 2.0  #: of each measurement of one worker's computing
 AXPY_VALUES = 1 << 24
@@ -105,8 +98,7 @@ def _median_s(call: Call) -> float:
 
 def alone() -> Alone:
     """Measure a single worker in a process of its own."""
-    environ = {**os.environ, **ONE_THREAD}
-    return Alone(**on_ranks(1, f"{MODULE}:measure_alone", {}, environ=environ))
+    return Alone(**on_ranks(1, f"{MODULE}:measure_alone", {}, environ=ONE_THREAD))
 
 
 def time_all(
@@ -130,8 +122,7 @@ def time_all(
             "evaluation_s": cost.evaluation_s * dilation,
             **effort,
         }
-        with emulated_hosts(hosts, rate / dilation) as emulated:
-            measured = on_hosts(emulated, MODULE, asked, ONE_THREAD)
+        measured = on_hosts(hosts, rate / dilation, MODULE, asked, environ=ONE_THREAD)
         timed += [
             timed_of(name, workers, dilation, effort["steps"], measured[name]) for name in some
         ]
@@ -169,14 +160,13 @@ def measure(
         By contender the seconds of every round, of the slowest worker.
     """
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    with kill_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
-        for i in range(rounds + 1):
-            for name in names:
-                own = _turn(comm, name, steps if i else WARM_UP, gradient_s, evaluation_s)
-                of_workers = [one for one in comm.allgather_object(own) if one is not None]
-                slowest = {field: max(one[field] for one in of_workers) for field in of_workers[0]}
-                if i > 0:
-                    turns[name].append(slowest)
+    for i in range(rounds + 1):
+        for name in names:
+            own = _turn(comm, name, steps if i else WARM_UP, gradient_s, evaluation_s)
+            of_workers = [one for one in comm.allgather_object(own) if one is not None]
+            slowest = {field: max(one[field] for one in of_workers) for field in of_workers[0]}
+            if i > 0:
+                turns[name].append(slowest)
     return turns
 
 

@@ -18,7 +18,7 @@ class Contender:
     """
     Attributes:
         algorithm: ours; None for PyTorch.
-        hook: of DDP, by its name in `peer.HOOKS`; "exchange" is our hook.
+        hook: of DDP, by name; "exchange" is our hook.
         options: of the hook.
         period: minibatches after which all ranks have the same model again; 0: never. Ranks without
             communication are the limit for all more contenders.
@@ -117,8 +117,3 @@ TO_LOSS_MODULES = (
     *("PowerSGD rank 4", "our hook, 32 bit", PLAIN, *HOOKS, "DDP, post-local SGD"),
 )
 """The same for PyTorch's modules."""
-
-
-def side(name: str) -> str:
-    """Return the side of a contender."""
-    return "ours" if CONTENDERS[name].ours else "peer"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
-from .conductor import Conductor
-from .contenders import CONTENDERS, side
+from parallel_sgd import Communicator
+
+from .contenders import CONTENDERS
 from .step_times import LR, WARM_UP
 from .tasks import SMALL
+from .turns import playing
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,22 @@ class Memory:
         return self.peak_bytes - self.before_bytes
 
 
-def measure_memory(
-    playing: Callable[[list[str]], AbstractContextManager[Conductor]],
-    model: str,
-    names: Iterable[str],
-) -> list[Memory]:
-    """Measure each contender.
+def measure(comm: Communicator, model: str, name: str) -> dict[str, object]:
+    """Return the fields of a `Memory`; PyTorch's models are trained."""
+    count = max(2 * WARM_UP, CONTENDERS[name].period)
+    with playing(comm, [name], modules=True) as ranks:
+        with ranks.training(name, SMALL, LR) as turn:
+            turn.steps(count)
+        before = memory_bytes("VmRSS")
+        with ranks.training(name, model, LR) as turn:
+            turn.steps(count)
+            peak = memory_bytes("VmHWM")
+    most = map(max, zip(*comm.allgather_object((before, peak)), strict=True))
+    return vars(Memory(model, name, *most))
 
-    Args:
-        playing: starts the sides of contenders, for a `with` block.
-    """
-    found = []
-    for name in names:
-        with playing([name]) as conductor:
-            who = side(name)
-            count = max(2 * WARM_UP, CONTENDERS[name].period)
-            conductor.all(who, "begin", contender=name, task=SMALL, lr=LR)
-            conductor.all(who, "steps", count=count)
-            conductor.all(who, "end")
-            before = conductor.all(who, "memory")
-            conductor.all(who, "begin", contender=name, task=model, lr=LR)
-            after = conductor.all(who, "steps", count=count)
-            conductor.all(who, "end")
-        had = max(answer["bytes"] for answer in before)
-        found.append(Memory(model, name, had, max(answer["peak_bytes"] for answer in after)))
-    return found
+
+def memory_bytes(name: str) -> int:
+    """Return the memory of this process: "VmRSS" now, or "VmHWM" at most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (size,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(size) << 10  # from KiB

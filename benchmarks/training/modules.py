@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch.nn import functional
 
 from parallel_sgd.models import MLP, ByteLanguageModel
@@ -18,18 +15,7 @@ from .contenders import MOMENTUM
 
 Array = npt.NDArray[Any]
 
-PORT = 29500  #: of a process group, on a host that has nothing else
 TESTED_AT_ONCE = 64  #: samples
-
-
-@contextmanager
-def gloo(rank: int, ranks: int, address: str) -> Iterator[None]:
-    """Open a process group of single-threaded processes over gloo, for a `with` block."""
-    torch.set_num_threads(1)
-    store = f"tcp://{address}:{PORT}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
-    yield
-    dist.destroy_process_group()
 
 
 def module_of(model: MLP | torch.nn.Module) -> tuple[list[str], Any]:

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parallel_sgd import UserError
+from parallel_sgd import Communicator, UserError
 
-from .conductor import Conductor
-from .contenders import CONTENDERS, side
-from .tasks import TASKS
+from .contenders import CONTENDERS
+from .turns import Ranks, playing
 
 WARM_UP = 3  #: steps: memory is touched, DDP builds its buckets anew, PowerSGD has begun
 LEAST_S, LEAST_STEPS = 2.0, 8  #: that are measured in a round …
 MOST_S, FEWEST_STEPS = 20.0, 3  #: … unless that takes longer than this; then the fewest
 LR = 0.001  #: at which all of them learn from the first steps on
-SAME_LOSS = 1e-4  #: of the initial model on both sides, relative
+SAME_LOSS = 1e-4  #: of the initial model by all contenders, relative
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class StepTime:
         seconds: of a step, the median of the rounds.
         rounds: seconds of a step in each round.
         steps: in each round.
-        samples_per_s: of all ranks.
         losses: mean of all ranks in the first step, and in the last one, of the last round.
     """
 
@@ -39,51 +37,54 @@ class StepTime:
     seconds: float
     rounds: list[float]
     steps: int
-    samples_per_s: float
-    losses: tuple[float, float]
+    losses: list[float]
+
+
+def measure(
+    comm: Communicator, models: list[str], rate: float, names: list[str], rounds: int, modules: bool
+) -> list[dict[str, Any]]:
+    """Return the fields of a `StepTime` for each model and contender."""
+    with playing(comm, names, modules) as ranks:
+        times = [time for m in models for time in measure_steps(ranks, m, rate, names, rounds)]
+    return [vars(time) for time in times]
 
 
 def measure_steps(
-    conductor: Conductor, model: str, rate: float, names: Sequence[str], rounds: int
+    ranks: Ranks, model: str, rate: float, names: Sequence[str], rounds: int
 ) -> list[StepTime]:
-    """Measure contenders on running hosts.
+    """Measure contenders in turn. Collective.
 
     Raises:
         UserError: a contender does not learn, or its ranks have different models.
     """
-    outcomes: dict[str, list[tuple[float, int, tuple[float, float]]]] = {name: [] for name in names}
+    turns: dict[str, list[tuple[float, int, list[float]]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            outcomes[name].append(_once(conductor, model, name))
-    firsts = {name: turns[-1][2][0] for name, turns in outcomes.items()}
+            turns[name].append(_once(ranks, model, name))
+    firsts = {name: of_rounds[-1][2][0] for name, of_rounds in turns.items()}
     if max(firsts.values()) > min(firsts.values()) * (1 + SAME_LOSS):
         raise UserError(f"all must begin with the same loss of the {model} model: {firsts}")
-    ranks = len(conductor.connections[side(names[0])])
     times = []
-    for name, turns in outcomes.items():
-        seconds = statistics.median(s for s, _, _ in turns)
-        samples = ranks * TASKS[model].batch / seconds
-        rounds_s = [s for s, _, _ in turns]
-        steps, losses = turns[-1][1:]
-        times.append(StepTime(model, rate, name, seconds, rounds_s, steps, samples, losses))
+    for name, of_rounds in turns.items():
+        seconds = [seconds for seconds, _, _ in of_rounds]
+        median, (_, steps, losses) = statistics.median(seconds), of_rounds[-1]
+        times.append(StepTime(model, rate, name, median, seconds, steps, losses))
     return times
 
 
-def _once(conductor: Conductor, model: str, name: str) -> tuple[float, int, tuple[float, float]]:
+def _once(ranks: Ranks, model: str, name: str) -> tuple[float, int, list[float]]:
     """Return seconds of a step, number of steps, and the first and the last loss."""
-    who, period = side(name), max(1, CONTENDERS[name].period)
-    conductor.all(who, "begin", contender=name, task=model, lr=LR)
-    warm = conductor.all(who, "steps", count=_whole(WARM_UP, period))
-    estimate = _seconds(conductor.all(who, "steps", count=period)) / period
-    count = steps_for(estimate, period)
-    measured = conductor.all(who, "steps", count=count)
-    first, last = (_mean(answers, i) for answers, i in ((warm, 0), (measured, -1)))
-    if not last < first:
-        raise UserError(f"{name} does not learn: loss {first:.4f}, then {last:.4f}")
-    if CONTENDERS[name].period and len({answer["digest"] for answer in measured}) > 1:
-        raise UserError(f"{name}: all ranks must have the same model after {count} steps")
-    conductor.all(who, "end")
-    return _seconds(measured) / count, count, (first, last)
+    period = max(1, CONTENDERS[name].period)
+    with ranks.training(name, model, LR) as turn:
+        _, (first, *_) = turn.steps(_whole(WARM_UP, period))
+        estimate, _ = turn.steps(period)
+        count = steps_for(estimate / period, period)
+        seconds, (*_, last) = turn.steps(count)
+        if not last < first:
+            raise UserError(f"{name} does not learn: loss {first:.4f}, then {last:.4f}")
+        if CONTENDERS[name].period and not turn.same_model():
+            raise UserError(f"{name}: all ranks must have the same model after {count} steps")
+    return seconds / count, count, [first, last]
 
 
 def steps_for(estimate: float, period: int) -> int:
@@ -94,12 +95,3 @@ def steps_for(estimate: float, period: int) -> int:
 
 def _whole(steps: float, period: int) -> int:
     return math.ceil(steps / period) * period
-
-
-def _seconds(answers: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds of the slowest rank."""
-    return max(float(answer["seconds"]) for answer in answers)
-
-
-def _mean(answers: Sequence[dict[str, Any]], step: int) -> float:
-    return statistics.fmean(answer["losses"][step] for answer in answers)

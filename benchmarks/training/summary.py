@@ -1,9 +1,8 @@
-"""The results as rows, as JSON, as the README's table, and as figures."""
+"""The results as Markdown tables, as JSON, and as figures."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import Any
 
 from parallel_sgd.command_line.units import bits_per_s
 
-from ..report import DrawnReport, load, machine, table
-from .contenders import CONTENDERS, HOOKS, PLAIN
+from ..panels import FilePath
+from ..report import Report, load, machine, table
+from .contenders import CONTENDERS, PLAIN
 from .figures import TIMES, draw_times, draw_ways
 from .memory import Memory
 from .own_cost import OwnCost
 from .step_times import StepTime
 from .tasks import BYTES, MODELS, TEXT
-from .to_loss import MLP_GOAL, TRANSFORMER_GOAL, Goal, Learned, ToLoss, to_losses
-
-MIB = 1 << 20
+from .to_loss import Goal, Learned, ToLoss, goal_of, to_losses
 
 
 @dataclass
@@ -50,21 +48,26 @@ class Results:
     @property
     def title(self) -> str:
         what = "Training PyTorch's models" if self.torch else "Training"
-        where = "ranks of one machine" if self.here else "emulated hosts, one rank"
-        each = "one thread each" if self.here else "and one thread each"
+        where = "ranks of one machine," if self.here else "emulated hosts, one rank and"
         return (
-            f"{what} on {self.hosts} {where}{',' * self.here} {each}: "
+            f"{what} on {self.hosts} {where} one thread each: "
             "ours beside PyTorch's DistributedDataParallel"
         )
 
     @property
     def goal(self) -> Goal:
         """The task, and the losses to reach."""
-        return TRANSFORMER_GOAL if self.torch else MLP_GOAL
+        return goal_of(self.torch)
 
-    def cases(self) -> list[tuple[str, float]]:
-        """Return the measured models and rates, in order."""
-        return list(dict.fromkeys((time.model, time.rate) for time in self.times))
+    @property
+    def models(self) -> list[str]:
+        """The models whose steps were measured, in order."""
+        return list(dict.fromkeys(time.model for time in self.times))
+
+    def by_rate(self, model: str) -> dict[float, dict[str, StepTime]]:
+        """Return step times by rate and contender, in the order of tables."""
+        rates = dict.fromkeys(time.rate for time in self.times if time.model == model)
+        return {rate: self.of(model, rate) for rate in rates}
 
     def of(self, model: str, rate: float) -> dict[str, StepTime]:
         """Return step times by contender, in the order of tables."""
@@ -73,125 +76,48 @@ class Results:
 
     def ways(self) -> dict[float, list[ToLoss]]:
         """Return the contenders' ways to every loss, by rate."""
-        goal = self.goal
+        goal, names = self.goal, [name for name in CONTENDERS if name in self.to_loss]
         return {
             rate: [
-                way
-                for name in CONTENDERS
-                if name in self.to_loss
-                for way in to_losses(
-                    goal, name, rate, self.of(goal.task, rate), self.runs, self.hosts
-                )
+                way for name in names for way in to_losses(goal, name, times, self.runs, self.hosts)
             ]
-            for model, rate in self.cases()
-            if model == goal.task and self.to_loss
+            for rate, times in self.by_rate(goal.task).items()
+            if names
         }
 
 
-class Summary(DrawnReport):
-    """A report on the results.
+class Summary(Report):
+    """A report on the results."""
 
-    Args:
-        results: of the measurement.
-        markdown: print the tables of the README, not the rows.
-    """
-
-    def __init__(self, results: Results, *, markdown: bool = False) -> None:
+    def __init__(self, results: Results) -> None:
         super().__init__(results.title)
-        self.results, self.markdown = results, markdown
-        for model, rate in results.cases():
-            self._add_times(f"{model}, {words(rate)}", results.of(model, rate))
-        for rate, ways in results.ways().items():
-            self._add_ways(rate, ways)
-        for cost in results.own_costs:
-            self.add(
-                f"{cost.model}, one rank, a step of the learner",
-                cost.seconds,
-                "s",
-                f"a plain loop of PyTorch's, {cost.plain_seconds:.3g} s, in turn; and {PLAIN}, "
-                f"{cost.ddp_seconds:.3g} s",
-                cost.seconds / cost.plain_seconds,
-            )
-        self._add_memory()
-
-    def _add_times(self, case: str, times: dict[str, StepTime]) -> None:
-        plain = times.get(PLAIN)
-        hooks = [times[name] for name in HOOKS if name in times]
-        best = min(hooks, key=lambda time: time.seconds, default=None)
-        for name, time in times.items():
-            reference = f"{PLAIN}, {plain.seconds:.3g} s" if plain else "not measured"
-            self.add(
-                f"{case}, {name}",
-                time.seconds,
-                "s",
-                f"{reference}; {time.samples_per_s:,.0f} samples/s",
-                plain.seconds / time.seconds if plain else None,
-            )
-            if best and CONTENDERS[name].ours and CONTENDERS[name].period:
-                self.add(
-                    f"{case}, {name}, beside the best hook",
-                    time.seconds,
-                    "s",
-                    f"{best.contender}, {best.seconds:.3g} s",
-                    best.seconds / time.seconds,
-                )
-
-    def _add_memory(self) -> None:
-        plain = {one.model: one for one in self.results.memory if one.contender == PLAIN}
-        for one in self.results.memory:
-            beside = plain.get(one.model)
-            self.add(
-                f"{one.model}, {one.contender}: memory of a rank",
-                one.added_bytes / MIB,
-                "MiB",
-                f"{PLAIN}, {beside.added_bytes / MIB:.0f} MiB" if beside else "not measured",
-                one.added_bytes / beside.added_bytes if beside else None,
-            )
-
-    def _add_ways(self, rate: float, ways: Sequence[ToLoss]) -> None:
-        for way in ways:
-            plain = plain_seconds(ways, way.target)
-            self.add(
-                f"{words(rate)}, {way.contender}: to {way.target:g} nats",
-                way.seconds,
-                "s",
-                (f"{PLAIN}, {plain:.3g} s; " if plain else "")
-                + ("" if way.reached else "never in ")
-                + f"{way.steps:g} steps at lr {way.lr:g}",
-                plain / way.seconds if plain and way.reached else None,
-            )
+        self.results = results
 
     def print(self) -> None:
-        if not self.markdown:
-            super().print()
-            return
-        for model in dict.fromkeys(model for model, _ in self.results.cases()):
-            print("\n".join(markdown_table(self.results, model)), end="\n\n")
-        if self.results.memory:
-            print("\n".join(memory_table(self.results)), end="\n\n")
-        if self.results.to_loss:
-            print("\n".join(to_loss_table(self.results)), end="\n\n")
+        results = self.results
+        tables = [step_table(results, model) for model in results.models]
+        tables += [own_cost_table(results)] if results.own_costs else []
+        tables += [memory_table(results)] if results.memory else []
+        tables += [to_loss_table(results)] if results.to_loss else []
+        for lines in tables:
+            print("\n".join(lines), end="\n\n")
 
     def content(self) -> dict[str, Any]:
-        content = asdict(self.results) | {"rows": [asdict(row) for row in self.rows]}
+        content = asdict(self.results)
         for entry in content["times"]:
             entry["rate"] = words(entry["rate"])  # JSON knows no infinity
         return content
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
+    def draw(self, path: FilePath) -> None:
         """Draw the ways to a loss, or seconds a step of each model: training-5M.png and more."""
-        path = Path(path)
-        if by_rate := self.results.ways():
+        path, results = Path(path), self.results
+        if by_rate := results.ways():
             title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
             ways = {words(rate): ways for rate, ways in by_rate.items()}
             draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
             return
-        for model in dict.fromkeys(model for model, _ in self.results.cases()):
-            panels = {
-                words(rate): self.results.of(model, rate)
-                for case_model, rate in self.results.cases()
-                if case_model == model
-            }
+        for model in results.models:
+            panels = {words(rate): times for rate, times in results.by_rate(model).items()}
             title = f"{self.title}; {called(model)}, seconds a step"
             draw_times(panels, title, path.with_name(f"{path.stem}-{model}{path.suffix}"))
 
@@ -207,19 +133,28 @@ def read(path: str) -> Results:
     return results
 
 
-def markdown_table(results: Results, model: str) -> list[str]:
+def step_table(results: Results, model: str) -> list[str]:
     """Return contenders by rates: seconds a step, and speed-up over plain DDP."""
-    rates = [rate for case_model, rate in results.cases() if case_model == model]
-    by_rate = [results.of(model, rate) for rate in rates]
-    names = [name for name in CONTENDERS if any(name in times for times in by_rate)]
-    rows = [[name, *(_cell(times, name) for times in by_rate)] for name in names]
-    return table([called(model), *map(spoken, rates)], rows)
+    by_rate = results.by_rate(model)
+    names = [name for name in CONTENDERS if any(name in times for times in by_rate.values())]
+    rows = [[name, *(_cell(times, name) for times in by_rate.values())] for name in names]
+    return table([called(model), *map(spoken, by_rate)], rows)
+
+
+def own_cost_table(results: Results) -> list[str]:
+    """Return models by a plain loop, the learner and DDP: seconds a step, and what they add."""
+    rows = [
+        [called(cost.model), f"{(plain := cost.plain_seconds):.3f}"]
+        + [f"{s:.3f}, {s / plain - 1:+.0%}" for s in (cost.seconds, cost.ddp_seconds)]
+        for cost in results.own_costs
+    ]
+    return table(["s a step of one process", "a plain loop", "the learner", PLAIN], rows)
 
 
 def memory_table(results: Results) -> list[str]:
     """Return contenders by models: MiB added to a rank by training."""
     models = [*dict.fromkeys(one.model for one in results.memory)]
-    added = {(o.contender, o.model): f"{o.added_bytes / MIB:.0f}" for o in results.memory}
+    added = {(o.contender, o.model): f"{o.added_bytes / 2**20:.0f}" for o in results.memory}
     names = dict.fromkeys(one.contender for one in results.memory)
     rows = [[name, *(added.get((name, model), "") for model in models)] for name in names]
     return table(["MiB added to a rank", *map(called, models)], rows)

@@ -11,20 +11,22 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from parallel_sgd import UserError
+from parallel_sgd import Communicator, UserError
 
 from ..study import Search
-from .conductor import Conductor
-from .contenders import CONTENDERS, PERIOD, PLAIN, side
+from .contenders import CONTENDERS, PERIOD, PLAIN
 from .step_times import StepTime
 from .tasks import BYTES, TASKS, TEXT
+from .turns import Ranks, playing
 
 EVERY = PERIOD  #: steps between two looks at the test loss
 MOST_STEPS = 1024
 TUNING_SEED = 1000  #: rates are chosen on it; those from 0 on are reported
+START_LR = 0.1  #: where the search of a learning rate begins, by factors of 2
 SAME = 1e-4  #: of losses on both sides, relative
 
 
@@ -34,16 +36,15 @@ class Goal:
     Attributes:
         task: by name.
         targets: test losses in nats, in falling order.
-        start: the learning rate at which the search begins, by factors of 2.
     """
 
     task: str
     targets: tuple[float, ...]
-    start: float
 
 
-MLP_GOAL = Goal(BYTES, (2.4, 2.1, 1.95), 0.1)
-TRANSFORMER_GOAL = Goal(TEXT, (2.7, 2.5, 2.4), 0.1)
+def goal_of(modules: bool) -> Goal:
+    """Return the goal for our own models, or for PyTorch's."""
+    return Goal(TEXT, (2.7, 2.5, 2.4)) if modules else Goal(BYTES, (2.4, 2.1, 1.95))
 
 
 @dataclass(frozen=True)
@@ -70,32 +71,55 @@ class Learned:
         return next((steps for steps, loss in self.curve if loss <= target), math.inf)
 
 
+Wanted = tuple[str, float | None, list[int]]
+"""A contender's runs: its name, the learning rate (None: to be tuned), and seeds."""
+
+
+def measure(
+    comm: Communicator, wanted: list[Wanted], modules: bool, beside_plain: bool
+) -> list[dict[str, Any]]:
+    """Return the fields of a `Learned` for each wanted run.
+
+    Args:
+        beside_plain: check first that PyTorch's DDP takes the very steps of ours.
+    """
+    goal, names = goal_of(modules), [name for name, *_ in wanted]
+    runs = []
+    with playing(comm, names + [PLAIN] * beside_plain, modules) as ranks:
+        if beside_plain:
+            require_same_step(ranks, goal)
+        for name, known_lr, seeds in wanted:
+            lr = known_lr or tuned(ranks, goal, name)
+            runs += [learn(ranks, goal, name, lr, seed) for seed in seeds]
+    return [vars(run) for run in runs]
+
+
+def missing_runs(names: Iterable[str], seeds: int, known: Sequence[Learned]) -> list[Wanted]:
+    """Return the runs without which the steps of these contenders are not known."""
+    wanted: list[Wanted] = []
+    for name in dict.fromkeys(CONTENDERS[name].learns_as or name for name in names):
+        there = {run.seed: run.lr for run in known if run.contender == name}
+        if missing := [seed for seed in range(seeds) if seed not in there]:
+            wanted.append((name, next(iter(there.values()), None), missing))
+    return wanted
+
+
 def learn(
-    conductor: Conductor,
-    goal: Goal,
-    name: str,
-    lr: float,
-    seed: int,
-    most_steps: float = MOST_STEPS,
+    ranks: Ranks, goal: Goal, name: str, lr: float, seed: int, most_steps: float = MOST_STEPS
 ) -> Learned:
-    """Train a contender until the last target, or `most_steps`."""
-    who = side(name)
-    conductor.all(who, "begin", contender=name, task=goal.task, lr=lr, seed=seed)
-    steps, curve = 0, []
-    while steps < most_steps:
-        answers = conductor.all(who, "steps", count=EVERY)
-        if not np.isfinite([answer["losses"] for answer in answers]).all():
-            break
-        steps += EVERY
-        loss = round(conductor.first(who, "evaluate")["loss"], 4)
-        curve.append((steps, loss))
-        if not loss > goal.targets[-1]:
-            break
-    conductor.all(who, "end")
+    """Train by a contender until the last target, or `most_steps`. Collective."""
+    curve: list[tuple[int, float]] = []
+    with ranks.training(name, goal.task, lr, seed) as turn:
+        for steps in range(EVERY, math.ceil(most_steps / EVERY) * EVERY + 1, EVERY):
+            if not np.isfinite(turn.steps(EVERY)[1]).all():
+                break
+            curve.append((steps, round(turn.test_loss(), 4)))
+            if not curve[-1][1] > goal.targets[-1]:
+                break
     return Learned(name, lr, seed, curve)
 
 
-def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
+def tuned(ranks: Ranks, goal: Goal, name: str) -> float:
     """Find the learning rate with the fewest steps to the last target, by factors of 2.
 
     A run with more steps than the best run so far is ended.
@@ -104,30 +128,11 @@ def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
     while points := search.next_points():
         for i in points:
             fewest = min((steps for steps, _ in search.scores.values()), default=math.inf)
-            lr, most = goal.start * 2.0**i, min(fewest, MOST_STEPS)
-            run = learn(conductor, goal, name, lr, TUNING_SEED, most)
+            most = min(fewest, MOST_STEPS)
+            run = learn(ranks, goal, name, START_LR * 2.0**i, TUNING_SEED, most)
             last = run.curve[-1][1] if run.curve else math.inf
             search.scores[i] = run.steps_to(goal.targets[-1]), last
-    return goal.start * 2.0**search.best
-
-
-def learn_all(
-    conductor: Conductor, goal: Goal, names: Iterable[str], seeds: int, known: Sequence[Learned]
-) -> list[Learned]:
-    """Return all runs of the contenders, and of their equals in learning; known runs are kept."""
-    runs = list(known)
-    for name in learners_for(names):
-        there = {run.seed: run for run in runs if run.contender == name}
-        missing = [seed for seed in range(seeds) if seed not in there]
-        if missing:
-            lr = next(iter(there.values())).lr if there else tuned(conductor, goal, name)
-            runs += [learn(conductor, goal, name, lr, seed) for seed in missing]
-    return runs
-
-
-def learners_for(names: Iterable[str]) -> list[str]:
-    """Return the contenders whose runs give the steps of all of these."""
-    return list(dict.fromkeys(CONTENDERS[name].learns_as or name for name in names))
+    return START_LR * 2.0**search.best
 
 
 def timed_for(names: Iterable[str]) -> list[str]:
@@ -151,29 +156,21 @@ def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) 
 class ToLoss:
     """
     Attributes:
-        contender, rate, target: of the way to a test loss, on links of a rate in bits/s.
+        contender, target: of the way to a test loss.
         reached: whether most seeds reached the target.
         steps: the median of the seeds, to the target or to the end.
         seconds: of these steps.
-        lr: the tuned rate.
     """
 
     contender: str
-    rate: float
     target: float
     reached: bool
     steps: float
     seconds: float
-    lr: float
 
 
 def to_losses(
-    goal: Goal,
-    name: str,
-    rate: float,
-    times: Mapping[str, StepTime],
-    runs: Sequence[Learned],
-    ranks: int,
+    goal: Goal, name: str, times: Mapping[str, StepTime], runs: Sequence[Learned], ranks: int
 ) -> list[ToLoss]:
     """Return a contender's way to every target, on links with these step times."""
     own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
@@ -182,12 +179,11 @@ def to_losses(
         steps = statistics.median(run.steps_to(target) for run in own)
         if not (reached := steps < math.inf):
             steps = statistics.median(run.steps for run in own)
-        taken = seconds(name, steps, times, ranks)
-        found.append(ToLoss(name, rate, target, reached, steps, taken, own[0].lr))
+        found.append(ToLoss(name, target, reached, steps, seconds(name, steps, times, ranks)))
     return found
 
 
-def require_same_step(conductor: Conductor, goal: Goal) -> None:
+def require_same_step(ranks: Ranks, goal: Goal) -> None:
     """Check that both sides have the same losses before and after a step in full precision.
 
     Raises:
@@ -195,9 +191,8 @@ def require_same_step(conductor: Conductor, goal: Goal) -> None:
     """
     losses = []
     for name in ("32 bit", PLAIN):
-        conductor.all(side(name), "begin", contender=name, task=goal.task, lr=goal.start)
-        losses.append(conductor.all(side(name), "steps", count=2)[0]["losses"])
-        conductor.all(side(name), "end")
+        with ranks.training(name, goal.task, START_LR) as turn:
+            losses.append(turn.steps(2)[1])
     ours, theirs = losses
     if not np.allclose(ours, theirs, rtol=SAME, atol=0):
         raise UserError(

@@ -1,8 +1,9 @@
-"""Both sides of the benchmark of training, played, and what was timed of them."""
+"""Contenders of the benchmark of training, played, and what was timed of them."""
 
 from __future__ import annotations
 
 import shlex
+from contextlib import contextmanager
 
 from benchmarks.__main__ import argument_parser
 from benchmarks.training.step_times import StepTime
@@ -11,40 +12,34 @@ GBIT = 1e9
 
 
 class Players:
-    """A conductor whose ranks answer at once: `seconds` a step, and losses and digests as told."""
+    """Ranks that train at once, and are a turn themselves: `seconds` a step, losses as told."""
 
-    def __init__(self, seconds, falls=True, digests=(7, 7), test_loss=None):
-        self.connections = {"ours": [0, 1], "peer": [0, 1]}
-        self.seconds, self.falls, self.digests = seconds, falls, digests
-        self.test_loss, self.taken, self.counts, self.begun = test_loss, 0, [], []
-        self.tasks = []
+    def __init__(self, seconds, falls=True, same=True, test_loss=None):
+        self.seconds, self.falls, self.same, self.loss = seconds, falls, same, test_loss
+        self.counts, self.begun = [], []
 
-    def all(self, side, command, **options):
-        if command == "begin":
-            self.name, self.taken = options["contender"], 0
-            self.lr = options["lr"]
-            self.tasks.append(options["task"])
-            self.begun.append((self.name, self.lr, options.get("seed")))
-        if command != "steps":
-            return [{}, {}]
-        count = options["count"]
+    @contextmanager
+    def training(self, name, task, lr, seed=None):
+        self.name, self.lr, self.taken = name, lr, 0
+        self.begun.append((name, task, lr, seed))
+        yield self
+
+    def steps(self, count):
         self.counts.append(count)
         losses = [3 / (1 + self.falls * t) for t in range(self.taken, self.taken + count)]
         self.taken += count
-        seconds = self.seconds[self.name] * count
-        return [
-            {"seconds": s, "losses": losses, "digest": d}
-            for s, d in zip((0.5 * seconds, seconds), self.digests, strict=True)
-        ]
+        return self.seconds[self.name] * count, losses
 
-    def first(self, side, command, **options):
-        assert command == "evaluate"
-        return {"loss": self.test_loss(self.lr, self.taken)}
+    def same_model(self):
+        return self.same
+
+    def test_loss(self):
+        return self.loss(self.lr, self.taken)
 
 
-def step_time(name, seconds):
-    """Of a contender on the language model, measured once."""
-    return StepTime("bytes", GBIT, name, seconds, [seconds], 8, 256 / seconds, (2.7, 1.0))
+def step_time(name, seconds, model="bytes", rate=GBIT):
+    """Of a contender, measured once."""
+    return StepTime(model, rate, name, seconds, [seconds], 8, [2.7, 1.0])
 
 
 def options_of(line):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from itertools import product
 
 import numpy as np
@@ -11,13 +10,13 @@ import pytest
 from benchmark_players import options_of
 
 from benchmarks import plan
-from benchmarks.exchange import cases, links, one_machine
 from benchmarks.exchange import command as exchange
+from benchmarks.exchange import links, one_machine
+from benchmarks.parameter_server import bare
 from benchmarks.parameter_server import command as parameter_server
 from benchmarks.report import Report
-from benchmarks.training import command as training
-from parallel_sgd import Parameters, UserError, simulate
-from parallel_sgd.command_line.cluster import payload_rate
+from parallel_sgd import Communicator, Parameters, UserError, simulate
+from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.compression import codec_for, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, exchange_s
 
@@ -29,7 +28,7 @@ def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
     gradient = np.random.default_rng(0).standard_normal(values, np.float32)
     payload = np.empty(blocks.bytes.stop, np.uint8)
     pushed = codec.encode(blocks, gradient, np.zeros_like(gradient), payload)
-    assert pushed == pytest.approx(parameter_server.dense.pushed_bytes(values), rel=0.1)
+    assert pushed == pytest.approx(parameter_server.dense.pushed_bytes(values, 1), rel=0.1)
 
 
 def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
@@ -56,39 +55,28 @@ PREDICTED_S = exchange_s(
     pipelined=False,
 ).total_s
 CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
-ROWS = {"pull": 2e6, "push": 1e6}
 MODES = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
 MEASURED = {
     "dense": {
-        "updates": {
-            "bare": 1000.0,
-            "bare, step": 800.0,
-            "bare, 1 bit": 2000.0,
-            "learner, 1": 720.0,
-            "learner, 2": 900.0,
-            "client": 760.0,
-            "learner, 1 bit": 1000.0,
-        },
-        "bytes": {"32": 4 << 20, "1": 131072},
-        "step_s": 0.00025,
-        "where": {"wire": 0.001},
-    },
-    "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), MODES),
-    "sparse": {
-        "random": ROWS,
-        "table": ROWS,
-        "bytes": 160.0,
-        "bare": dict.fromkeys(CASES, 4e6),
-        "served": dict.fromkeys(CASES, 2e6),
-    },
-    "links": {
-        "updates": {
+        "bare": 1000.0,
+        "bare, step": 800.0,
+        "bare, 1 bit": 2000.0,
+        "learner, 1": 720.0,
+        "learner, 2": 900.0,
+        "client": 760.0,
+        "learner, 1 bit": 1000.0,
+        **{
             f"{who}, {n}, {bits}": updates
             for who, updates in (("learner", 9.0), ("bare", 10.0))
             for n in (1, 3)
             for bits in (32, 1)
         },
-        "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}},
+    },
+    "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), MODES),
+    "sparse": {
+        "bytes": 160.0,
+        "bare": dict.fromkeys(CASES, 4e6),
+        "served": dict.fromkeys(CASES, 2e6),
     },
     "one_machine": {
         "allreduce": 0.064,
@@ -105,6 +93,9 @@ MEASURED = {
 }
 EFFORT = {"rounds": 7, "seconds": 0.5}
 LONGER = {"rounds": 7, "seconds": 2.0}
+DENSE = {"values": 1 << 20}
+HERE = parameter_server.dense.cases_here(2)
+ON_HOSTS = parameter_server.dense.cases_on_hosts(4)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +105,12 @@ LONGER = {"rounds": 7, "seconds": 2.0}
             parameter_server,
             "--servers 2",
             [
-                (5, "parameter_server.dense", {"values": 1 << 20, "servers": 2, **EFFORT}),
+                (5, "parameter_server.dense", {**DENSE, **EFFORT, "cases": HERE}),
                 (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3}),
                 (3, "parameter_server.sparse", {"touched": 10**7, "batch": 1 << 16, **EFFORT}),
             ],
             {
-                "learner.step, 32 bit, beside sum": 0.9,
+                "learner.step, 32 bit, beside bare, step": 0.9,
                 "learner.step, 32 bit, 2 servers": 1.25,
                 "memory of the server's table, a row": 1.25,
             },
@@ -133,7 +124,7 @@ LONGER = {"rounds": 7, "seconds": 2.0}
         (
             parameter_server,
             "--rate 1gbit",
-            [((4, 1e9), "parameter_server.links", {"values": 1 << 20, **LONGER})],
+            [((4, 1e9), "parameter_server.dense", {**DENSE, **LONGER, "cases": ON_HOSTS})],
             {"learner.step, 32 bit, 3 workers": 0.9, "learner.step, 1 bit, 1 worker": 0.9},
         ),
         (
@@ -163,15 +154,14 @@ def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expecte
     """On ranks and hosts that know the answers."""
     asked = []
 
-    def answer(where, module, options):
+    def answer(where, module, options, **_):
         asked.append((where, module, options))
         return MEASURED[module.rpartition(".")[2]]
 
-    @contextmanager
-    def hosts(count, rate):
-        yield count, rate
+    def on_hosts(count, rate, module, options, **_):
+        return answer((count, rate), module, options)
 
-    fakes = {"on_ranks": answer, "on_hosts": answer, "emulated_hosts": hosts}
+    fakes = {"on_ranks": answer, "on_hosts": on_hosts}
     fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
     for module, name in product((parameter_server, one_machine, plan), fakes):
         monkeypatch.setattr(module, name, fakes[name], raising=False)
@@ -182,44 +172,51 @@ def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expecte
     assert {name: by_name[name] for name in ratios} == pytest.approx(ratios)
 
 
-SECONDS = {"gloo": 8.0, "1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5}
+def test_rates_of_ranks_are_the_medians_of_rounds(monkeypatch):
+    """In turn, and a first round does not count."""
+    monkeypatch.setattr(bare, "quiet_barrier", lambda among: None)
+
+    def rank(comm):
+        turns = []
+
+        def case(name):
+            turns.append(name)
+            return (100, 1, 9, 2)[turns.count(name) - 1] + comm.rank, 5.0
+
+        cases = {name: lambda name=name: case(name) for name in "ab"}
+        return {n: f.tolist() for n, f in bare.medians(comm, cases, 3).items()}, turns
+
+    found, turns = simulate(2, rank)[0]
+    assert found == {name: [[2, 5], [3, 5]] for name in "ab"} and turns == 4 * ["a", "b"]
 
 
-class Playing:
-    """Two hosts whose sums take known times: of both sides, or of ours alone."""
-
-    def __init__(self, *sides: str, wrong: str = "") -> None:
-        self.connections = dict.fromkeys(sides)
-        self.wrong = wrong
-        self.turns: list[str] = []
-
-    def all(self, side, command, **options):
-        if command == "begin":
-            auto = {"gradient_bits": {"4": options["values"]}, "transport": "pipelined"}
-            return [{"auto": auto} if side == "ours" else {}] * 2
-        name, times = options["name"], options["times"]
-        assert (name == "gloo") == (side == "peer")
-        self.turns.append(name)
-        first = name not in self.turns[:-1]  # which does not count
-        seconds = 99.0 if first else SECONDS.get(name, 1.0)
-        wrong = name == self.wrong
-        return [
-            {
-                "seconds": [seconds / (2 - rank)] * times,
-                "error": 0.1 * wrong,
-                "digest": wrong * rank,
-            }
-            for rank in range(2)
-        ]
+def test_the_limit_of_the_links_for_a_model_on_a_server():
+    dense, pulled = parameter_server.dense, 4 << 20
+    one = dense.limit(1, pulled, pulled, 1e9)
+    assert one == pytest.approx(119.55e6 / (2 * (pulled - BURST)), rel=1e-4)
+    both_ways = dense.limit(3, pulled, pulled, 1e9)
+    assert both_ways == pytest.approx(119.55e6 / pulled, rel=1e-4)
+    assert dense.limit(1, 1000, pulled, 1e9) == pytest.approx(2 * one)
+    assert dense.limit(1, 1000, 1000, 1e9) == math.inf
+    assert dense.limit(3, pulled, pulled, math.inf) == math.inf
+    assert dense.numbers(4) == [1, 3] and dense.numbers(2) == [1]
 
 
-def links_report(*sides: str) -> Report:
-    sizes = [links.measured(Playing(*sides), values, 1) for values in (250_000, 25_000_000)]
+SECONDS = {**dict.fromkeys((links.ALLREDUCE, *links.OURS), 1.0), "auto": 0.5, "gloo": 8.0}
+SECONDS |= {"1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0}
+
+
+def links_report(*but: str) -> Report:
+    seconds = {name: s for name, s in SECONDS.items() if name not in but}
+    sizes = [
+        links.Size(n, seconds, {"gradient_bits": {"4": n}, "transport": "pipelined"})
+        for n in (250_000, 25_000_000)
+    ]
     return links.tabled(sizes, 2, 1e9)
 
 
 def test_the_report_on_sums_over_links():
-    report = links_report("ours", "peer")
+    report = links_report()
     rows = {row.name: row for row in report.rows}
     assert len(rows) == len(report.rows)  # or bars of the figure would lie on each other
     limit = 4 * 25e6 / payload_rate(1e9)  # of two hosts: each sends as much as the vector is long
@@ -243,47 +240,49 @@ def test_the_report_on_sums_over_links():
 
 
 def test_without_pytorch_the_report_on_links_says_so():
-    rows = {row.name: row for row in links_report("ours").rows}
+    rows = {row.name: row for row in links_report("gloo").rows}
     assert rows["gloo's all_reduce"].reference == "PyTorch is not installed here"
     assert not [name for name in rows if "gloo" in name and name != "gloo's all_reduce"]
 
 
-def test_cases_have_their_turns_one_after_the_other():
-    playing = Playing("ours", "peer")
-    links.measured(playing, 2_500_000, 2)
-    names = playing.turns[:14]
-    assert len(set(names)) == 14 and playing.turns == 3 * names
+def test_cases_have_their_turns_one_after_the_other(monkeypatch):
+    """The first round does not count, nor does the first sum of a turn."""
+    turns, seconds = [], iter(range(1, 1000))
+    calls = {name: lambda name=name: turns.append(name) for name in ("auto", "1 bit, collective")}
+    monkeypatch.setattr(links, "_calls", lambda *a: (calls, {"transport": "pipelined"}))
+    monkeypatch.setattr(links, "seconds_of", lambda call, comm: call() or next(seconds))
+    size = links._of_size(Communicator.single(), 2_500_000, 2, with_gloo=False)
+    assert turns == 3 * [name for name in calls for _ in range(5)]
+    assert size.seconds == {"auto": 18.5, "1 bit, collective": 23.5}
     sizes = (1000, 250_000, 2_500_000, 25_000_000)
     assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
 
 
 @pytest.mark.parametrize(
-    "name", ["MPI_Allreduce", "gloo", "32 bit, collective", "1 bit, pipelined"]
+    ("name", "wrong", "message"),
+    [
+        ("32 bit, collective", 0.0, None),
+        ("MPI_Allreduce", 0.1, "has not summed up: relative error 0.0"),
+        ("gloo", 0.1, "has not summed up"),
+        ("1 bit, pipelined", 0.1, "has left other sums on some ranks than on others"),
+    ],
 )
-def test_a_sum_that_is_wrong_ends_the_benchmark(name):
-    with pytest.raises(UserError, match=f"^{name} has "):
-        links.measured(Playing("ours", "peer", wrong=name), 1000, 1)
-
-
-def test_a_turn_checks_the_sum_and_compares_the_ranks():
-    values = 5000
-
-    def body(comm, wrong=0.0):
-        given, total = cases.vector_of(comm.rank, values), np.empty(values, np.float32)
+def test_a_sum_that_is_wrong_ends_the_benchmark(name, wrong, message):
+    def body(comm):
+        given, total = links._vector_of(comm.rank, 5000), np.empty(5000, np.float32)
 
         def call():
-            total[:] = sum(cases.vector_of(k, values) for k in range(comm.size))
+            total[:] = sum(links._vector_of(k, 5000) for k in range(comm.size))
             total[7] += wrong
             total[-8:] += wrong * comm.rank
 
-        return cases.turn(given, total, comm.size, 3, comm.barrier, call)
+        try:
+            return len(links.turn(comm, name, call, given, total))
+        except UserError as error:
+            return str(error)
 
-    turns = simulate(3, body)  # the first of four calls is not counted
-    assert all(len(turn["seconds"]) == 3 and turn["error"] < links.ROUNDING for turn in turns)
-    links.require_sum("gloo", turns)
-    bad = simulate(3, lambda comm: body(comm, 0.1))
-    assert all(turn["error"] > 1e-3 for turn in bad)
-    assert len({turn["digest"] for turn in turns}) == 1 < len({turn["digest"] for turn in bad})
+    for outcome in simulate(3, body):
+        assert f"{name} {message}" in outcome if message else outcome == 8
 
 
 @pytest.mark.parametrize(
@@ -294,9 +293,6 @@ def test_a_turn_checks_the_sum_and_compares_the_ranks():
         (exchange, "--hosts 1", "hosts=1 must be at least 2"),
         (exchange, "--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
         (parameter_server, "--rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
-        (training, "--hosts 1", "hosts=1 must be at least 2"),
-        (training, "--to-loss --only '8 bit'", "'8 bit' must be one of"),
-        (training, "--runs a.json", "--runs a.json goes with --to-loss"),
     ],
 )
 def test_what_benchmarks_refuse(benchmark, line, wrong):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -141,16 +140,11 @@ def asked(monkeypatch):
     """What is asked of hosts that know the answer."""
     asked = []
 
-    @contextmanager
-    def hosts(count, rate):
-        yield count, rate
-
-    def answer(where, function, options, environ):
+    def answer(count, rate, function, options, environ):
         assert function == "speedup.step_times" and environ["OMP_NUM_THREADS"] == "1"
-        asked.append((*where, options))
+        asked.append((count, rate, options))
         return {name: [TURN] * options["rounds"] for name in options["names"]}
 
-    monkeypatch.setattr(step_times, "emulated_hosts", hosts)
     monkeypatch.setattr(step_times, "on_hosts", answer)
     return asked
 

@@ -1,4 +1,4 @@
-"""The benchmark of training beside PyTorch: both sides' ranks, the rounds, and what is reported."""
+"""The benchmark of training beside PyTorch: contenders, rounds, and what is reported."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import importlib.metadata
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from benchmark_players import GBIT, Players, options_of, step_time
 
 from benchmarks.training import command as training
-from benchmarks.training import conductor as conducting
 from benchmarks.training import step_times as stepping
 from benchmarks.training import summary, tasks
 from benchmarks.training.contenders import CONTENDERS, HOOKS, PERIOD, PLAIN, TIMED
-from benchmarks.training.member import Member
-from benchmarks.training.ours import Ours
-from benchmarks.training.step_times import StepTime
 from benchmarks.training.to_loss import Learned
+from benchmarks.training.turns import Ranks
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.models import MLP, ByteLanguageModel
+
+ALONE = Ranks(Communicator.single())
 
 
 @pytest.fixture
@@ -72,113 +69,32 @@ def test_ranks_share_the_bytes_that_one_rank_would_have(monkeypatch):
 @pytest.mark.parametrize("name", [name for name in TIMED if CONTENDERS[name].ours])
 def test_our_contenders_learn_and_end_with_one_model(name):
     def rank(comm):
-        member = Member(comm.rank, comm.size, lambda *a: Ours(comm, *a), comm.barrier)
-        member.begin(name, "small", 0.002)
-        return member.steps(2 * PERIOD)
+        with Ranks(comm).training(name, "small", 0.002) as turn:
+            seconds, losses = turn.steps(2 * PERIOD)
+            return seconds, losses, turn.same_model()
 
-    answers = simulate(2, rank)
-    assert all(answer["losses"][-1] < answer["losses"][0] for answer in answers)
-    assert len({answer["digest"] for answer in answers}) == (1 if CONTENDERS[name].period else 2)
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, at itself
-@pytest.mark.parametrize("task", ["small", "text"])
-def test_pytorch_takes_the_very_steps_that_ours_takes(task):
-    pytest.importorskip("torch")
-    from benchmarks.training.peer import Peer
-
-    sides = {
-        "ours": (Ours(Communicator.single(), "no exchange", task, 0.01, 1), "no exchange"),
-        "peer": (Peer("PyTorch, no exchange", task, 0.01, 1), "PyTorch, no exchange"),
-    }
-    trained = {}
-    for side, (trainer, name) in sides.items():
-        member = Member(0, 1, lambda *a, trainer=trainer: trainer, lambda: None)
-        member.begin(name, task, 0.01)
-        before = trainer.values().copy()
-        trained[side] = (before, member.steps(3)["losses"], trainer.values())
-    for ours, theirs in zip(*trained.values(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    (seconds, losses, same), others = simulate(2, rank)
+    assert others == (seconds, losses, same)
+    assert seconds > 0 and losses[-1] < losses[0]
+    assert same == (CONTENDERS[name].period > 0)
 
 
 @pytest.mark.usefixtures("small")
 def test_the_test_loss_falls():
-    learner = Ours(Communicator.single(), "no exchange", "text", 0.05, 1)
-    member = Member(0, 1, lambda *a: learner, lambda: None)
-    member.begin("no exchange", "text", 0.1)
-    first = member.evaluate()["loss"]
-    member.steps(100)
-    assert member.evaluate()["loss"] < first - 0.5
-    member.end()
-    assert member.trainer is None
+    with ALONE.training("no exchange", "text", 0.05) as turn:
+        first = turn.test_loss()
+        turn.steps(100)
+        assert turn.test_loss() < first - 0.5
+    assert not hasattr(turn, "trainer")
 
 
-RANK = """
-import sys
-from benchmarks.training.member import Member
-class Fake(Member):
-    def begin(self, **options):
-        return dict(options, rank=self.rank)
-    def steps(self, count):
-        return sys.exit("rank 1 has had enough") if self.rank == 1 else dict()
-Fake(int(sys.argv[1]), 2, None, None).follow(sys.argv[2], "ours")
-"""
-
-
-def _processes(monkeypatch, *arguments):
-    """Let a side be two processes of this machine."""
-    monkeypatch.setattr(
-        conducting,
-        "_commands",
-        lambda side, module, hosts, path: [
-            [sys.executable, *(a.format(rank=rank, path=path) for a in arguments)]
-            for rank in range(2)
-        ],
-    )
-    return SimpleNamespace(names=("a", "b"))
-
-
-def test_the_conductor_speaks_with_all_ranks_in_their_order(monkeypatch):
-    hosts = _processes(monkeypatch, "-c", RANK, "{rank}", "{path}")
-    with conducting.conducted(hosts, ["ours"]) as conductor:
-        answers = conductor.all("ours", "begin", lr=0.5)
-        assert answers == [{"rank": 0, "lr": 0.5}, {"rank": 1, "lr": 0.5}]
-        assert conductor.first("ours", "begin") == {"rank": 0}
-        with pytest.raises(UserError, match="our ranks ended in steps"):
-            conductor.all("ours", "steps", count=1)
-
-
-def test_a_side_that_does_not_start_is_an_error_and_not_a_hang(monkeypatch):
-    hosts = _processes(monkeypatch, "-c", "raise SystemExit(3)")
-    starting = conducting.conducted(hosts, ["peer"])
-    with pytest.raises(UserError, match="PyTorch's processes did not start"), starting:
-        pass
-
-
-def test_ours_starts_through_the_launcher_and_pytorch_once_on_every_host():
-    hosts = SimpleNamespace(
-        names=("a", "b"),
-        addresses=("1.1.1.1", "1.1.1.2"),
-        inside=["in"],
-        run_options=["--hostfile", "h"],
-        on=lambda i: ["on", str(i)],
-    )
-    (ours,) = conducting._commands("ours", "benchmarks.training.ours", hosts, "path")
-    assert ours[0] == "in" and ours[4:9] == ["run", "-n", "2", "--hostfile", "h"]
-    peers = conducting._commands("peer", "benchmarks.training.peer", hosts, "path")
-    assert [command[:2] for command in peers] == [["on", "0"], ["on", "1"]]
-    assert [ours[-2], peers[0][-5]] == ["benchmarks.training.ours", "benchmarks.training.peer"]
-    assert [command[-4:] for command in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]
-
-
-def test_a_step_takes_as_long_as_its_slowest_rank():
+def test_the_seconds_of_a_step_are_the_median_of_rounds():
     players = Players({"1 bit": 0.1, PLAIN: 0.4})
     ours, ddp = stepping.measure_steps(players, "5M", GBIT, ["1 bit", PLAIN], rounds=2)
     assert ours.seconds == pytest.approx(0.1) and ddp.seconds == pytest.approx(0.4)
-    assert ours.samples_per_s == pytest.approx(2 * tasks.BATCH / 0.1)
     assert ours.steps == 20 and ddp.steps == 8 and len(ours.rounds) == 2
     assert ours.losses[1] < ours.losses[0]
+    assert [name for name, *_ in players.begun] == 2 * ["1 bit", PLAIN]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +113,7 @@ def test_who_trains_alone_for_a_while_is_measured_in_whole_periods():
 def test_who_does_not_learn_or_agree_is_refused():
     with pytest.raises(UserError, match="1 bit does not learn: loss 3"):
         stepping.measure_steps(Players({"1 bit": 0.1}, falls=False), "5M", GBIT, ["1 bit"], 1)
-    apart = Players({"1 bit": 0.1, "no exchange": 0.1}, digests=(7, 8))
+    apart = Players({"1 bit": 0.1, "no exchange": 0.1}, same=False)
     with pytest.raises(UserError, match="1 bit: all ranks must have the same model"):
         stepping.measure_steps(apart, "5M", GBIT, ["1 bit"], 1)
     stepping.measure_steps(apart, "5M", GBIT, ["no exchange"], 1)
@@ -207,7 +123,7 @@ def test_who_does_not_learn_or_agree_is_refused():
 def results():
     seconds = {"1 bit": 0.05, "no exchange": 0.04, PLAIN: 0.3, HOOKS[0]: 0.2, HOOKS[1]: 0.15}
     times = [
-        StepTime("5M", rate, name, step_s, [step_s], 8, 256 / step_s, (2.7, 1.0))
+        step_time(name, step_s, "5M", rate)
         for rate in (GBIT, math.inf)
         for name, step_s in seconds.items()
     ]
@@ -220,25 +136,11 @@ def results():
     return summary.Results(4, {"cores": 2}, times, runs, ["1 bit", PLAIN, HOOKS[0]])
 
 
-def test_rows_are_beside_plain_ddp_and_beside_its_best_hook(results):
-    rows = {row.name: row for row in summary.Summary(results).rows}
-    assert rows["5M, 1gbit, 1 bit"].ratio == pytest.approx(6)
-    best = rows["5M, 1gbit, 1 bit, beside the best hook"]
-    assert best.ratio == pytest.approx(3) and HOOKS[1] in best.reference
-    assert not any("no exchange, beside" in name for name in rows)
-    assert rows["1gbit, 1 bit: to 2.1 nats"].ratio == pytest.approx(64 * 0.3 / (128 * 0.05))
-    never = rows[f"1gbit, {HOOKS[0]}: to 2.1 nats"]
-    assert never.ratio is None and "never in 32 steps" in never.reference
-
-
 def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     path = tmp_path / "training.json"
     summary.Summary(results).write(path)
     json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity
-    again = summary.read(str(path))
-    assert again.times == [
-        StepTime(**{**vars(time), "losses": list(time.losses)}) for time in results.times
-    ]
+    assert summary.read(str(path)).times == results.times
     training.read(options_of(f"training --table {path}")).print()
     lines = re.sub(" +", " ", capsys.readouterr().out).splitlines()
     assert lines[0] == "| 5M parameters | 1 Gbit/s | unlimited |"
@@ -266,3 +168,78 @@ def test_pytorch_that_is_missing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
         training.main(options_of("training"))
+
+
+COST = {"model": "5M", "seconds": 0.3, "plain_seconds": 0.2, "ddp_seconds": 0.25, "steps": 4}
+MEMORY = {"model": "5M", "contender": "DDP", "before_bytes": 1 << 20, "peak_bytes": 3 << 20}
+RUN = {"contender": "1 bit", "lr": 0.1, "seed": 0, "curve": [(16, 1.5)]}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "--torch --here -n 2 --own-cost --memory --models 5M --only '1 bit' --rounds 1",
+            [
+                (1, "own_cost", {"model": "5M"}),
+                (1, "own_cost", {"model": tasks.MANY}),
+                (2, "memory", {"model": "5M", "name": "1 bit"}),
+                (2, "step_times", {"models": ["5M"], "rate": math.inf, "modules": True}),
+            ],
+        ),
+        (
+            "--to-loss --only '1 bit' --seeds 1 --rate 1gbit 100mbit",
+            [
+                ((4, math.inf), "to_loss", {"wanted": [("1 bit", None, [0])], "modules": False}),
+                ((4, 1e9), "step_times", {"models": ["bytes"], "rate": 1e9, "names": ["1 bit"]}),
+                ((4, 1e8), "step_times", {"rate": 1e8, "rounds": 3}),
+            ],
+        ),
+    ],
+    ids=["here", "to loss"],
+)
+def test_which_ranks_are_asked(monkeypatch, capsys, line, expected):
+    asked = []
+
+    def answer(where, function, options, environ, **_):
+        name = function.removeprefix("training.")
+        asked.append((where, name, options))
+        assert environ["OMP_NUM_THREADS"] == "1"
+        times = [
+            vars(step_time("1 bit", 0.1, m, options["rate"])) for m in options.get("models", ())
+        ]
+        return {"own_cost": COST, "memory": MEMORY, "to_loss": [RUN], "step_times": times}[name]
+
+    def on_hosts(count, rate, function, options, **how):
+        return answer((count, rate), function, options, **how)
+
+    monkeypatch.setattr(training, "on_ranks", answer)
+    monkeypatch.setattr(training, "on_hosts", on_hosts)
+    training.main(options_of(f"training {line}")).print()
+    assert len(asked) == len(expected)
+    for (*place, options), (*wanted, some) in zip(asked, expected, strict=True):
+        assert place == wanted and some.items() <= options.items()
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    if "--here" in line:
+        assert "| 5M parameters | 0.200 | 0.300, +50% | 0.250, +25% |" in printed
+        assert "| MiB added to a rank | 5M parameters |" in printed and "| DDP | 2 |" in printed
+    else:
+        assert "| 1 bit | 16, 16, 16 | 1.6 s |" in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("--hosts 1", "hosts=1 must be at least 2"),
+        ("--to-loss --only '8 bit'", "'8 bit' must be one of"),
+        ("--runs a.json", "--runs a.json goes with --to-loss"),
+        ("--models transformer", "goes with --torch"),
+        ("--only 'our hook, 1 bit'", "goes with --torch"),
+        ("--only '8 bit, overlap'", "goes with --torch"),
+        ("--own-cost", "--own-cost goes with --torch"),
+        ("--memory", "--memory goes with --torch"),
+    ],
+)
+def test_options_that_say_nothing_together(line, wrong):
+    with pytest.raises(UserError, match=wrong):
+        training.main(options_of(f"training {line}"))

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks import on_ranks
-from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
 from parallel_sgd.__main__ import main
 from parallel_sgd.command_line import EmulatedHosts, cluster
@@ -265,17 +264,18 @@ def test_a_hostfile_of_others_is_left_alone(tmp_path):
 def test_ranks_are_started_by_our_launcher_one_on_each_slot(monkeypatch, tmp_path, mpi):
     started = {}
 
-    def run(command, env, timeout, check):
+    def run(command, env, check):
         started.update(command=command, env=env)
         return subprocess.CompletedProcess(command, 3)
 
     monkeypatch.setattr(on_ranks.subprocess, "run", run)
     made = example(tmp_path, slots=2, mpi=mpi)
+    monkeypatch.setattr(on_ranks, "emulated_hosts", lambda count, rate: nullcontext(made))
     with pytest.raises(UserError, match=r"6 ranks of benchmarks\.x ended with exit code 3"):
-        on_ranks.on_hosts(made, "x", {"a": 1})
+        on_ranks.on_hosts(3, 1e9, "x", {"a": 1}, environ={"OMP_NUM_THREADS": "5"})
     command = started["command"]
     assert command[:4] == ["ip", "netns", "exec", made.switch]
-    assert made.environment.items() <= started["env"].items()
+    assert {**made.environment, "OMP_NUM_THREADS": "5"}.items() <= started["env"].items()
     request = parse(command[command.index("run") + 1 :])
     assert request.ranks == 6 and request.command[:3] == ("-m", "benchmarks.on_ranks", "x")
     assert request.hostfile is not None
@@ -330,14 +330,5 @@ def test_the_agent_is_called_as_ssh_is(tmp_path):
     assert (cut.returncode, cut.stdout) == (255, b"")
 
 
-def test_the_limit_of_the_links():
+def test_the_rate_of_payload_on_a_link():
     assert cluster.payload_rate(1e9) == pytest.approx(119.55e6, rel=1e-4)
-    pulled = 4 << 20
-    one = server_links.limit(1, pulled, pulled, 1e9)
-    more = server_links.limit(3, pulled, pulled, 1e9)
-    assert one == pytest.approx(119.55e6 / (2 * (pulled - cluster.BURST)), rel=1e-4)
-    assert more == pytest.approx(119.55e6 / pulled, rel=1e-4)  # both directions at once
-    assert server_links.limit(1, 1000, pulled, 1e9) == pytest.approx(2 * one)
-    assert server_links.limit(1, 1000, 1000, 1e9) == math.inf
-    assert server_links.limit(3, pulled, pulled, math.inf) == math.inf
-    assert server_links.numbers(4) == [1, 3] and server_links.numbers(2) == [1]

@@ -1,26 +1,36 @@
-"""Our side: ranks of MPI, one on each host, in training as a program of a user would be."""
+"""Our trainer of our own models; and the methods of all trainers."""
 
 from __future__ import annotations
 
 import math
-import sys
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from parallel_sgd import Algorithm, Communicator, Learner, MomentumSGD, UserError
-from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.models import MLP
 
 from .contenders import CONTENDERS, MOMENTUM
-from .member import Member
 from .tasks import TASKS, Array
 
 
-class Ours:
-    """A model, a learner and the loop around them."""
+class Trainer(Protocol):
+    """A contender's model in training on this rank."""
 
-    def __init__(self, comm: Communicator, contender: str, task: str, lr: float, seed: int) -> None:
-        chosen = CONTENDERS[contender]
+    def step(self, x: Array, y: Array) -> float:
+        """Train on this rank's minibatch; return the mean loss before the step, not finite after
+        divergence."""
+
+    def values(self) -> Array:
+        """Return the parameters as a vector, in the order and shapes of our models."""
+
+    def finish(self) -> None:
+        """Complete all work under way. Collective."""
+
+
+class Ours:
+    """Our model, our learner and the loop around them, as a program of a user would have."""
+
+    def __init__(self, comm: Communicator, name: str, task: str, lr: float, seed: int) -> None:
+        chosen = CONTENDERS[name]
         assert chosen.algorithm is not None
         among = comm if chosen.period else Communicator.single()
         self.learner = self.make(TASKS[task].model(seed=seed), lr, chosen.algorithm, among)
@@ -52,13 +62,3 @@ class Ours:
 
     def finish(self) -> None:
         self.learner.finish()
-
-
-def main(path: str) -> None:
-    comm = Communicator.world()
-    Member(comm.rank, comm.size, partial(Ours, comm), comm.barrier).follow(path, "ours")
-
-
-if __name__ == "__main__":
-    with abort_on_error():
-        main(sys.argv[1])
