@@ -67,8 +67,11 @@ _NO_SPAN: Span = _NoSpan()
 class Trace:
     """Keeps the intervals of one rank, from any of its threads.
 
+    Args:
+        most_events: the number of intervals to keep.
+
     Attributes:
-        events: in the order of their ends, at most `MOST_EVENTS`.
+        events: in the order of their ends.
         skipped: number of later events.
 
     Local. Cost: about 2 µs and 200 bytes an interval.
@@ -81,7 +84,8 @@ class Trace:
     [('encode', 'main', {}), ('wire', 'main', {'bytes': 4096})]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_events: int = MOST_EVENTS) -> None:
+        self._most_events = most_events
         self.events: list[Event] = []
         self.skipped = 0
         self._main = threading.get_ident()
@@ -110,7 +114,7 @@ class Trace:
 
         Local.
         """
-        if len(self.events) >= MOST_EVENTS:
+        if len(self.events) >= self._most_events:
             with self._counting:
                 self.skipped += 1
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .reachable_hosts import Hosts
     from .restarts import Restarts, job_variables
     from .run import THREAD_VARIABLES, Launch, plan
-    from .supervisor import Supervisor
+    from .supervisor import Supervisor, Waits
 
 __all__ = [
     "MOST_RANKS",
@@ -38,6 +38,7 @@ __all__ = [
     "Request",
     "Restarts",
     "Supervisor",
+    "Waits",
     "add_ranks",
     "all_cores",
     "allocation",
@@ -72,6 +73,6 @@ __getattr__, __dir__ = on_first_use(
         "reachable_hosts": ("Hosts",),
         "restarts": ("Restarts", "job_variables"),
         "run": ("THREAD_VARIABLES", "Launch", "plan"),
-        "supervisor": ("Supervisor",),
+        "supervisor": ("Supervisor", "Waits"),
     },
 )

@@ -33,6 +33,7 @@ def usable_cores() -> int:
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICES = Path("/dev")
 
 _LIST_END = ("", "-1", "NoDevFiles")  #: entries that end the list for CUDA and Slurm
 
@@ -41,7 +42,9 @@ _LIST_END = ("", "-1", "NoDevFiles")  #: entries that end the list for CUDA and 
 _SLURM_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
-def visible_gpus(per_rank: int, local_rank: int, environ: Mapping[str, str]) -> str:
+def visible_gpus(
+    per_rank: int, local_rank: int, environ: Mapping[str, str], devices: Path = DEVICES
+) -> str:
     """Return CUDA_VISIBLE_DEVICES for a rank: its share of the host's GPUs, in their order.
 
     The share is taken from the GPUs left visible by the environment, or else from all GPUs present.
@@ -50,6 +53,7 @@ def visible_gpus(per_rank: int, local_rank: int, environ: Mapping[str, str]) -> 
         per_rank: the number of GPUs of each rank, at least 1.
         local_rank: the rank's number on its host.
         environ: the rank's environment.
+        devices: the folder of this host's devices.
 
     Raises:
         UserError: this host has too few GPUs, as far as known.
@@ -60,7 +64,7 @@ def visible_gpus(per_rank: int, local_rank: int, environ: Mapping[str, str]) -> 
     if srun_step(environ) is not None and any(map(environ.get, _SLURM_PER_TASK)):
         first = 0
     if listed is None:
-        count, names = gpu_count(), [str(number) for number in range(first + per_rank)]
+        count, names = gpu_count(devices), [str(number) for number in range(first + per_rank)]
         available = f"it has {count}"
     else:
         words = (word.strip() for word in listed.split(","))
@@ -74,7 +78,7 @@ def visible_gpus(per_rank: int, local_rank: int, environ: Mapping[str, str]) -> 
     return ",".join(names[first : first + per_rank])
 
 
-def gpu_count(devices: Path = Path("/dev")) -> int | None:
+def gpu_count(devices: Path = DEVICES) -> int | None:
     """Return the number of NVIDIA GPUs of this host, or None if /dev does not show them. Local."""
     names = [path.name for path in devices.glob("*")]
     count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)

@@ -39,9 +39,6 @@ PREEMPTED = os.EX_TEMPFAIL  #: exit code 75: all state is saved, and the job can
 #: `MAX_FRUITLESS` of these in a row there is no further restart.
 FRUITLESS_S, MAX_FRUITLESS = 60.0, 3
 
-#: The pause before a restart: doubled for each fruitless start in a row.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-
 #: Likely causes of the signals that end a rank.
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGBUS: "shared memory may be full (df /dev/shm; in a container: --shm-size)",
@@ -104,6 +101,8 @@ class Restarts:
         plan: a function that makes the launch for a request; may raise a UserError.
         hosts: the hosts of the job; unreachable hosts may be skipped.
         environ: the environment of the ranks, without the launch's own variables.
+        first_pause_s: pause before the first restart, doubled for each fruitless start in a row.
+        longest_pause_s: longest pause before a restart.
     """
 
     def __init__(
@@ -112,7 +111,11 @@ class Restarts:
         plan: Callable[[Request], Launch],
         hosts: Hosts,
         environ: Mapping[str, str],
+        *,
+        first_pause_s: float = 1.0,
+        longest_pause_s: float = 30.0,
     ) -> None:
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._request, self._plan, self._hosts, self._environ = request, plan, hosts, environ
         self._restarts_done = self._fruitless = self._restart_waits = self._starts_failed = 0
         self._newest_checkpoint: str | None = None
@@ -144,7 +147,8 @@ class Restarts:
                 if problem := self._reason_to_stop(attempt):
                     write_stderr(f"parallel-sgd: error: {why}; {problem}")
                     return self._exit_code(attempt)
-                pause = min(FIRST_PAUSE_S * 2 ** min(self._restart_waits, 10), LONGEST_PAUSE_S)
+                pause = self._first_pause_s * 2 ** min(self._restart_waits, 10)
+                pause = min(pause, self._longest_pause_s)
                 self._restart_waits += 1
                 if self._starts_failed:
                     what = f"nothing was trained yet, so the job starts again in {pause:g} s"

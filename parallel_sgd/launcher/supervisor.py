@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..communication.job_environment import ERRORS, FOLDER
@@ -32,17 +33,23 @@ from .startup import StartupMonitor
 #: Descriptors that the launcher needs in addition to one for each rank.
 _OTHER_DESCRIPTORS = 64
 
-#: Once a rank has reported a failure, or all ranks have exited, mpiexec gets this long to end.
-_END_TIMEOUT_S = 20.0
-
-#: Interval between two checks of the ranks. Time in which the launcher was stopped is not counted.
-_POLL_INTERVAL_S = 1.0
-
 #: Longest time between the close of an exiting process's pipe and the end of the process.
 _EXIT_TIMEOUT_S = 0.2
 
-#: Longest wait for the kernel to end killed ranks.
-_KILL_TIMEOUT_S = 10.0
+
+@dataclass(frozen=True)
+class Waits:
+    """Durations of a supervisor's waits, in seconds.
+
+    Attributes:
+        poll: between two checks of the ranks. Time while the launcher is stopped is not counted.
+        end: for mpiexec to end, once a rank has reported a failure or all ranks have exited.
+        kill: for the kernel to end killed ranks.
+    """
+
+    poll: float = 1.0
+    end: float = 20.0
+    kill: float = 10.0
 
 
 class Supervisor:
@@ -63,6 +70,7 @@ class Supervisor:
             failures once they have made a learner. None: the first failure ends the job.
         local: True if all ranks are known to run on this host.
         prints: print the ranks' errors, and an error shared by several ranks only once.
+        waits: how long to wait for ranks and mpiexec.
 
     Attributes:
         environ: the variables to add to the ranks' environment.
@@ -77,7 +85,9 @@ class Supervisor:
         training: int | None = None,
         local: bool = False,
         prints: bool = False,
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = waits or Waits()
         self.ranks, self._shared, self._training, self._local = ranks, shared, training, local
         self._prints, self._rank_errors = prints, RankErrors(ranks)
         self._startup: StartupMonitor | None = None
@@ -273,7 +283,7 @@ class Supervisor:
     def reason_to_end(self) -> str | None:
         """Return an error line if the job has to be ended from here, or None. Call it regularly."""
         now = time.monotonic()
-        if now - self._last_check < _POLL_INTERVAL_S:
+        if now - self._last_check < self._waits.poll:
             return None
         self._last_check = now
         if self._startup is not None:
@@ -281,19 +291,19 @@ class Supervisor:
         if self.failed_at_start is not None:
             return self.failed_at_start
         failed = {Status.FAILED, Status.LOST} & {*self.exit_reasons().values()}
-        self._failed_s = self._failed_s + _POLL_INTERVAL_S if failed else 0.0
-        if self._failed_s > _END_TIMEOUT_S:
+        self._failed_s = self._failed_s + self._waits.poll if failed else 0.0
+        if self._failed_s > self._waits.end:
             return (
-                f"a rank has failed, and mpiexec has not ended the job within {_END_TIMEOUT_S:g} s"
+                f"a rank has failed, and mpiexec has not ended the job within {self._waits.end:g} s"
             )
         exited = self.all_local and len(self._exited) == self.ranks
-        self._all_exited_s = self._all_exited_s + _POLL_INTERVAL_S if exited else 0.0
-        if self._all_exited_s > _END_TIMEOUT_S:
-            return f"all ranks have ended, and mpiexec has not within {_END_TIMEOUT_S:g} s"
+        self._all_exited_s = self._all_exited_s + self._waits.poll if exited else 0.0
+        if self._all_exited_s > self._waits.end:
+            return f"all ranks have ended, and mpiexec has not within {self._waits.end:g} s"
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.heartbeats()
         states = {line.state(now) for line in lines}
         stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}
-        self._stopped_s = self._stopped_s + _POLL_INTERVAL_S if stopped else 0.0
+        self._stopped_s = self._stopped_s + self._waits.poll if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
             self.all_stopped = (
@@ -355,11 +365,11 @@ class Supervisor:
         return found
 
     def _kill_remaining(self) -> None:
-        """Kill the ranks left on this host after mpiexec's end. Wait up to `_KILL_TIMEOUT_S`.
+        """Kill the ranks left on this host after mpiexec's end. Wait up to `Waits.kill`.
 
         mpiexec may have been killed itself, and a rank may be stopped.
         """
-        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        deadline = time.monotonic() + self._waits.kill
         while self.send_signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(0.02)
 

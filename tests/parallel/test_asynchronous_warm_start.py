@@ -39,8 +39,7 @@ from parallel_sgd import (
 from parallel_sgd.data import RankSource, Source
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.schedules import Linear
-from parallel_sgd.training import capture
-from parallel_sgd.training.checkpoint import files as checkpoint_files
+from parallel_sgd.training import capture, checkpoints_in
 
 WHOLE = (4, 0, 3, 5, 2, 6)  #: samples of the minibatches of the warm start
 END = 18  #: of it; the last of them is taken whole
@@ -234,7 +233,7 @@ def test_checkpoints_before_and_after_its_end(comm, apart, options, optimizer, t
             models.append(learner.parameters.flat.copy())
     checkpoints.close()
     final, repeats = finished(comm, learner), algorithm.mode == "sync"
-    paths = checkpoint_files.checkpoints_in(checkpoints.folder)
+    paths = checkpoints_in(checkpoints.folder)
     assert len(paths) == len(after)
     for path, first in zip(paths, after, strict=True):
         elsewhere = asynchronous(

@@ -26,8 +26,7 @@ from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.algorithms import DataParallelState, Work
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
-from parallel_sgd.training import LOCK, capture, flatten
-from parallel_sgd.training.checkpoint import files as checkpoint_files
+from parallel_sgd.training import LOCK, capture, checkpoints_in, flatten
 from parallel_sgd.training.state import state_tree
 
 STEPS = 7
@@ -87,7 +86,7 @@ def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
     assert everything(whole) == everything(plain), "saving changes the trajectory"
     checkpoints.wait()
     used = learner_of(case, comm)
-    for path in checkpoint_files.checkpoints_in(folder)[1:5]:
+    for path in checkpoints_in(folder)[1:5]:
         fresh = learner_of(case, comm)
         fresh.parameters.flat[:] = np.nan
         view = fresh.parameters["a"]
@@ -172,7 +171,7 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
         checkpoints.save(learner, metric=metric)
         learner.samples += 10
     assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
-    kept = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
+    kept = [int(path.name) for path in checkpoints_in(folder)]
     assert kept == [10, 40, 50]
     learner.samples = 50
     checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
@@ -184,7 +183,7 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
     checkpoints.save(learner, metric=0.7)  # the same samples, but worse: beside the best one
     assert checkpoints.wait() == folder / "000000000050-2"
     comm.barrier()
-    kept = [path.name for path in checkpoint_files.checkpoints_in(folder)]
+    kept = [path.name for path in checkpoints_in(folder)]
     assert kept == ["000000000050-1", "000000000050-2"]
 
 
@@ -198,10 +197,9 @@ def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool
     ("name", "background"),
     [("write_rank", True), ("write_rank", False), ("begin", False), ("publish", False)],
 )
-def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name, background):
+def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, disk, name, background):
     """Of one rank's files, the folder or the manifest: one line everywhere, and the checkpoint
     before is still good."""
-    right = getattr(checkpoint_files, name)
 
     def body(comm: Communicator) -> None:
         folder, culprit = shared(comm, tmp_path), comm.size - 1 if name == "write_rank" else 0
@@ -211,20 +209,20 @@ def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name
         train(learner, 0)
         comm.barrier()
 
-        def full(*arguments: Any) -> Any:
+        def full(right: Any, *arguments: Any) -> Any:
             if name == "write_rank":
                 written = right(*arguments)
                 if arguments[1] != culprit:
                     return written
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(checkpoint_files, name, full)
+        disk[name] = full
         message = rf"no checkpoint could be written to .*No space left .* \(on rank {culprit}\)$"
         with pytest.raises(UserError, match=message):
             save_twice(checkpoints, learner, background)
         comm.barrier()
         assert {path.name for path in folder.iterdir()} - {LOCK} == {good.name}
-        monkeypatch.setattr(checkpoint_files, name, right)
+        disk.pop(name, None)
         comm.barrier()
         checkpoints.save(learner)
         assert good != checkpoints.wait() == psgd.load_checkpoint(learner, folder).path
@@ -232,9 +230,8 @@ def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name
     on_ranks(body)
 
 
-def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch):
+def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, disk):
     """By another learner of this program, that goes on from the checkpoint before."""
-    right = checkpoint_files.write_rank
 
     def full(*arguments: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -245,7 +242,7 @@ def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch)
         checkpoints.save(learner)
         good = checkpoints.wait()
         comm.barrier()
-        monkeypatch.setattr(checkpoint_files, "write_rank", full)
+        disk["write_rank"] = full
         comm.barrier()
         checkpoints.save(learner)
         while checkpoints.writing:
@@ -254,7 +251,7 @@ def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch)
         with pytest.raises(UserError, match="no checkpoint could be written to"):
             train(learner, 0)
         comm.barrier()
-        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        disk.pop("write_rank", None)
         another = learner_of("data-parallel", comm)
         assert psgd.load_checkpoint(another, folder).path == good
 
@@ -384,7 +381,7 @@ def test_a_damaged_rank_is_everybodys(comm, tmp_path):
         train(learner, step)
         checkpoints.save(learner)
     checkpoints.wait()
-    first, second = checkpoint_files.checkpoints_in(folder)
+    first, second = checkpoints_in(folder)
     for step in (3, 5):
         train(learner, step)
     before = everything(learner)

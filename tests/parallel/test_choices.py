@@ -9,7 +9,6 @@ import json
 import math
 import threading
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from parallel_sgd.command_line.train import command as train
 from parallel_sgd.command_line.train.reporting import print_choices
 from parallel_sgd.communication import launched_rank
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
-from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
+from parallel_sgd.costs import KernelSpeeds, Link, measure
 from parallel_sgd.exchange import (
     ExchangePlan,
     Topology,
@@ -61,32 +60,36 @@ def measure_speeds(block_size, bits, like) -> KernelSpeeds:
 
 
 @pytest.fixture
-def links(monkeypatch):
+def links(measurements):
     """Give every rank the same link and kernels without measuring them."""
 
     def give(link: Link, measure_speeds=measure_speeds) -> None:
-        monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: link)
-        monkeypatch.setattr(measured, "measure_kernel_speeds", measure_speeds)
+        measurements(measure_link=lambda comm, hosts: link, measure_kernel_speeds=measure_speeds)
 
     return give
 
 
 @pytest.fixture
-def trials(monkeypatch):
+def plans(monkeypatch):
+    """Plans of exchanges with other trials, constants or measurements than theirs."""
+
+    def change(**parts) -> None:
+        for name, part in parts.items():
+            monkeypatch.setattr(plan, name, part)
+
+    return change
+
+
+@pytest.fixture
+def trials(plans):
     """Replace the trials of transports by a function."""
-    return partial(monkeypatch.setattr, plan, "try_transports")
+    return lambda function: plans(try_transports=function)
 
 
 @pytest.fixture
-def best_bits(monkeypatch):
-    """Replace the choice of bits by a function of a bucket's values."""
-    return partial(monkeypatch.setattr, measured, "best_bits")
-
-
-@pytest.fixture
-def short_trials(monkeypatch):
+def short_trials(plans):
     """Trials begin with 1000 values."""
-    monkeypatch.setattr(plan, "SHORT_VECTOR", 1000)
+    plans(SHORT_VECTOR=1000)
 
 
 def on_hosts(comm: Communicator, hosts: str) -> Communicator:
@@ -147,7 +150,7 @@ def test_what_is_tried_has_the_codec(on_ranks, trials, places):
     on_ranks(body)
 
 
-def test_what_is_tried_sends_its_bits(comm, monkeypatch):
+def test_what_is_tried_sends_its_bits(comm, plans):
     """Of zeros an entropy code sends none, so that any transport looks fast."""
     sent = []
 
@@ -156,21 +159,20 @@ def test_what_is_tried_sends_its_bits(comm, monkeypatch):
             super().sum(*arguments)
             sent.append(self.bytes_sent)
 
-    monkeypatch.setattr(plan, "Exchange", Counted)
+    plans(Exchange=Counted)
     plan.try_transports(comm, 50_000, EntropyCoded(bits=1), rounds=1)
     expected = 2 * (comm.size - 1) / comm.size * 50_000 / 8
     assert len(sent) >= 4 and min(sent) >= 0.25 * expected
 
 
 @pytest.mark.usefixtures("short_trials")
-def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, trials, monkeypatch):
+def test_what_is_tried_grows_until_it_takes_long_enough(on_ranks, plans):
     """A short vector takes as long as its messages are under way, and says little of a long one."""
 
     def try_transports(comm, values, codec, rounds):
         return {"pipelined": 1e-5 + 1e-9 * values, "collective": 1e-5 + 2e-9 * values}
 
-    trials(try_transports)
-    monkeypatch.setattr(plan, "TRIAL_S", 1e-4)
+    plans(try_transports=try_transports, TRIAL_S=1e-4)
 
     def body(comm):
         chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
@@ -250,10 +252,10 @@ def test_what_blocks_have_changed_has_no_fewer_than_four_bits(comm, links):
     assert set(learner.state.exchange.bits.values()) == {32 if comm.size == 1 else 4}
 
 
-def test_every_bucket_has_bits_of_its_own(comm, links, best_bits):
+def test_every_bucket_has_bits_of_its_own(comm, links, measurements):
     links(SLOW)
     asked = {LARGE: 1, SMALL: 8}
-    best_bits(lambda values, *args, **options: asked[values])
+    measurements(best_bits=lambda values, *args, **options: asked[values])
     state = learner_on(comm).state.exchange
     if comm.size > 1:
         assert state.bits == {"0": 1, "1": 8}
@@ -287,8 +289,8 @@ def test_ranks_that_measure_differently_choose_alike(comm, links):
     assert bits["0"] == (1 if comm.size > 1 else 32)
 
 
-def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, monkeypatch):
-    monkeypatch.setattr(plan, "measure", forbidden)
+def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, plans):
+    plans(measure=forbidden)
     topology = Topology.flat(comm.size)
     for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
         parameters = model(dtype)
@@ -311,11 +313,11 @@ def test_what_is_really_measured(comm):
     json.dumps(costs.as_dict(), allow_nan=False)
 
 
-def test_a_resumed_run_keeps_its_bits(on_ranks, links, best_bits):
+def test_a_resumed_run_keeps_its_bits(on_ranks, links, measurements):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
     chosen = {"bits": 1}
-    best_bits(lambda *args, **options: chosen["bits"])
+    measurements(best_bits=lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()

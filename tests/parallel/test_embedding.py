@@ -23,8 +23,7 @@ from parallel_sgd import (
     simulate,
 )
 from parallel_sgd.embedding import RowTable
-from parallel_sgd.training import Checkpoints
-from parallel_sgd.training.checkpoint import files as checkpoint_files
+from parallel_sgd.training import Checkpoints, checkpoints_in
 
 pytestmark = pytest.mark.messages
 
@@ -139,16 +138,15 @@ def test_checkpoints_hold_rows_on_any_number_of_servers(comm, tmp_path):
         learner.finish()
 
 
-def saves_slowly(comm, folder, servers, monkeypatch):
+def saves_slowly(comm, folder, servers, disk):
     """A learner that has trained, and still writes its checkpoint."""
-    right = checkpoint_files.write_rank
 
-    def late(*arguments):
+    def late(right, *arguments):
         time.sleep(0.2)
         return right(*arguments)
 
     comm.barrier()
-    monkeypatch.setattr(checkpoint_files, "write_rank", late)
+    disk["write_rank"] = late
     comm.barrier()
     learner = learner_on(comm, Embedding(name="t", width=WIDTH), servers=servers)
     checkpoints = Checkpoints(folder)
@@ -160,30 +158,30 @@ def saves_slowly(comm, folder, servers, monkeypatch):
     return learner, checkpoints
 
 
-def test_a_checkpoint_may_be_saved_just_before_the_end(comm, tmp_path, monkeypatch):
+def test_a_checkpoint_may_be_saved_just_before_the_end(comm, tmp_path, disk):
     """Servers stay until it is written."""
     folder = Path(comm.allgather_object(str(tmp_path))[0])
     for servers in {0, min(1, comm.size - 1)}:
         path = folder / str(servers)
-        learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
+        learner, checkpoints = saves_slowly(comm, path, servers, disk)
         learner.finish()
         saved = checkpoints.wait()
         assert learner.serves or list(saved.glob("tables-*.safetensors"))
         comm.barrier()
 
 
-def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch):
+def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, disk):
     """By its server, which is stopped behind it; then the rank has left, where others need it."""
 
     def body(comm):
-        _, checkpoints = saves_slowly(comm, tmp_path, 0, monkeypatch)
+        _, checkpoints = saves_slowly(comm, tmp_path, 0, disk)
         if comm.rank == 1:
             checkpoints.wait()
             comm.barrier()
 
     with pytest.raises(UserError, match="waits in sum_integers for rank 0, which has finished"):
         simulate(2, body, timeout_s=10)
-    (path,) = checkpoint_files.checkpoints_in(tmp_path)
+    (path,) = checkpoints_in(tmp_path)
     assert len([*path.glob("tables-*.safetensors")]) == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from cases import CODECS, LAYOUTS, case, gradient_of, zeros
@@ -27,8 +29,14 @@ def test_full_precision_sums_in_rank_order(comm, dtype):
             sums_in_rank_order(comm, layout, dtype)
 
 
-def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
-    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 1000)
+@pytest.fixture
+def summed_at_a_time(monkeypatch):
+    """Sets how many values are summed at a time."""
+    return partial(monkeypatch.setattr, "parallel_sgd.exchange.reduction.IN_CACHE")
+
+
+def test_full_precision_sums_piece_by_piece(on_ranks, summed_at_a_time):
+    summed_at_a_time(1000)
     on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
 
 
@@ -46,9 +54,9 @@ def test_the_two_stages(comm, codec):
             equals_two_stages_in_one_place(comm, codec, layout)
 
 
-def test_stripes_of_many_blocks(on_ranks, monkeypatch):
+def test_stripes_of_many_blocks(on_ranks, summed_at_a_time):
     """An owner adds a few blocks at a time, and the last of them may be fewer."""
-    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 300)
+    summed_at_a_time(300)
     for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
         on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
 

@@ -19,7 +19,6 @@ from parallel_sgd.communication import InBackground, ThreadCommunicator
 from parallel_sgd.errors import SharedError
 from parallel_sgd.state import wait_for
 from parallel_sgd.training import LOCK
-from parallel_sgd.training.checkpoint import files as checkpoint_files
 
 ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "in the foreground": psgd.DataParallelSGD(gradient_bits=1),
@@ -125,31 +124,31 @@ def test_an_error_that_others_do_not_have_is_not_held_up(comm):
     apart.close()
 
 
-def failing(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def failing(comm: Communicator, disk: dict[str, Any]) -> threading.Event:
     """From now on the last rank's disk is full, once the event is set."""
-    right, go = checkpoint_files.write_rank, threading.Event()
+    go = threading.Event()
 
-    def full(part: Path, rank: int, *arguments: Any) -> Any:
+    def full(right: Any, part: Path, rank: int, *arguments: Any) -> Any:
         assert go.wait(20)
         if rank == comm.size - 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         return right(part, rank, *arguments)
 
     comm.barrier()
-    monkeypatch.setattr(checkpoint_files, "write_rank", full)
+    disk["write_rank"] = full
     comm.barrier()
     return go
 
 
 @pytest.mark.parametrize("name", ["in the foreground", "blocks", "servers"])
-def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeypatch):
+def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, disk):
     """The next step says so on all ranks, whichever of them knows it first."""
 
     def body(comm: Communicator) -> None:
         folder = shared(comm, tmp_path)
         learner, checkpoints = learner_of(name, comm), psgd.Checkpoints(folder)
         train(learner, 1)
-        events.append(failing(comm, monkeypatch))
+        events.append(failing(comm, disk))
         checkpoints.save(learner)
         comm.barrier()
         for event in events:
@@ -171,16 +170,14 @@ def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeyp
     on_ranks(body)
 
 
-def test_loading_waits_for_what_is_being_written(on_ranks, tmp_path, monkeypatch):
+def test_loading_waits_for_what_is_being_written(on_ranks, tmp_path, disk):
     """Also where an older one is there, and where another object of this process writes."""
-    right = checkpoint_files.publish
-    slow = threading.Event()
 
-    def publish(*arguments: Any) -> None:
-        slow.wait(0.2)
+    def publish(right: Any, *arguments: Any) -> None:
+        time.sleep(0.2)
         right(*arguments)
 
-    monkeypatch.setattr(checkpoint_files, "publish", publish)
+    disk["publish"] = publish
 
     def body(comm: Communicator) -> None:
         folder = shared(comm, tmp_path) / "run"
@@ -198,12 +195,12 @@ def test_loading_waits_for_what_is_being_written(on_ranks, tmp_path, monkeypatch
     on_ranks(body)
 
 
-def test_loading_says_what_went_wrong_in_the_writing(comm, tmp_path, monkeypatch):
+def test_loading_says_what_went_wrong_in_the_writing(comm, tmp_path, disk):
     folder = shared(comm, tmp_path)
     learner, checkpoints = learner_of("in the foreground", comm), psgd.Checkpoints(folder)
     checkpoints.save(learner)
     checkpoints.wait()
-    failing(comm, monkeypatch).set()
+    failing(comm, disk).set()
     comm.barrier()
     train(learner, 1)
     learner.meet()

@@ -57,7 +57,7 @@ from skipped import (
 from skipped_mutations import LEFT_OUT_MUTATIONS
 
 from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.communication import ThreadCommunicator, messages
+from parallel_sgd.communication import ThreadCommunicator
 from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import scheduler
 
@@ -127,6 +127,8 @@ PIPELINED: dict[str, Check] = {
 }
 CHECKS |= PIPELINED
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 ALL = [
     *MUTATIONS,
     *LOCAL_MUTATIONS,
@@ -134,12 +136,6 @@ ALL = [
     *LEFT_OUT_MUTATIONS,
     *PIPELINE_MUTATIONS,
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(messages, "PIECE_VALUES", 128)
-    monkeypatch.setattr(scheduler, "WINDOW", 600)
 
 
 def noticed_by(mutation: Mutation) -> list[str]:

@@ -29,7 +29,7 @@ from parallel_sgd.compression import (
     registered_bits,
     unregister,
 )
-from parallel_sgd.costs import KernelSpeeds, Link, best_bits, bytes_sent, kernel_speeds
+from parallel_sgd.costs import KernelSpeeds, Link, best_bits, bytes_sent, measure_kernel_speeds
 from parallel_sgd.kernels import Blocks
 
 BITS, FRACTION = 3, 1.6
@@ -129,9 +129,8 @@ def test_bits_are_of_one_codec():
     assert 6 not in registered_bits()
 
 
-def test_it_is_measured_and_chosen(monkeypatch):
-    monkeypatch.setattr(kernel_speeds, "VALUES", 1 << 16)
-    speeds = kernel_speeds.measure_kernel_speeds()
+def test_it_is_measured_and_chosen():
+    speeds = measure_kernel_speeds(values=1 << 16)
     assert {BITS, FRACTION} < speeds.encode.keys()
     assert bytes_sent(1024, BITS, 2) == 4 + 256
     even = dict.fromkeys(speeds.encode, 1e9)

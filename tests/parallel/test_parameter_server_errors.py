@@ -326,12 +326,25 @@ NO_ANSWERS = {
 }
 
 
+@pytest.fixture
+def servers_send(monkeypatch):
+    """Sets what sends answers: it is called with what would send them first."""
+    right = Answers.send
+
+    def give(send):
+        def sends(own, *given, **options):
+            send(right, own, *given, **options)
+
+        monkeypatch.setattr(Answers, "send", sends)
+
+    return give
+
+
 @beside_and_apart
 @pytest.mark.parametrize("name", NO_ANSWERS)
-def test_after_nonsense_from_a_server_the_next_answer_is_right(on_ranks, monkeypatch, apart, name):
+def test_after_nonsense_from_a_server_the_next_answer_is_right(on_ranks, servers_send, apart, name):
     """Nothing of the conversation is left over, with this server or with others."""
     values, said = NO_ANSWERS[name]
-    right = Answers.send
 
     def body(comm):
         learner = learner_of(comm, asynchronous(servers=servers_of(comm, apart)), SGD(lr=0.2))
@@ -346,21 +359,19 @@ def test_after_nonsense_from_a_server_the_next_answer_is_right(on_ranks, monkeyp
             assert same_bits(x, starting_point().flat)
         learner.finish()
 
-    def wrong(self, worker, message, body=None, *, of=None):
+    def wrong(right, self, worker, message, body=None, *, of=None):
         sent = self.__dict__.setdefault("sent", Counter())
         sent[worker] += message.kind == Kind.MODEL
         if message.kind == Kind.MODEL and sent[worker] <= 2:
             message = NoAnswer(message, **values)
         right(self, worker, message, body, of=of)
 
-    monkeypatch.setattr(Answers, "send", wrong)
+    servers_send(wrong)
     on_ranks(body)
 
 
-def test_an_answer_that_is_not_as_long_as_announced(on_ranks, monkeypatch):
-    right = Answers.send
-
-    def shorter(self, worker, message, body=None, *, of=None):
+def test_an_answer_that_is_not_as_long_as_announced(on_ranks, servers_send):
+    def shorter(right, self, worker, message, body=None, *, of=None):
         if message.kind == Kind.STATE:
             body = body[:-8]
         right(self, worker, message, body, of=of)
@@ -374,5 +385,5 @@ def test_an_answer_that_is_not_as_long_as_announced(on_ranks, monkeypatch):
             client.pull(out=learner.parameters.flat)
         learner.finish()
 
-    monkeypatch.setattr(Answers, "send", shorter)
+    servers_send(shorter)
     on_ranks(body)

@@ -29,11 +29,14 @@ ALGORITHMS = {
 def asked(monkeypatch):
     """Says of one rank, by its communicator, that it is to leave after so many samples."""
     monkeypatch.setenv(launched.PREEMPT_ON, "SIGUSR2")
-    monkeypatch.setattr(preemption, "listen", lambda: None)
-    for name in ("EVERY_S", "EVERY_ASYNCHRONOUS_S"):
-        monkeypatch.setattr(preemption, name, 1e-9)  # they ask after every step
     here = threading.local()
-    monkeypatch.setattr(preemption, "preemption_requested", lambda: here.asked())
+    for name, value in {
+        "listen": lambda: None,
+        "EVERY_S": 1e-9,  # they ask after every step
+        "EVERY_ASYNCHRONOUS_S": 1e-9,
+        "preemption_requested": lambda: here.asked(),
+    }.items():
+        monkeypatch.setattr(preemption, name, value)
 
     def ask(learner, after: int, rank: int = 1) -> None:
         here.asked = lambda: learner.comm.rank == rank and learner.samples >= after

@@ -21,7 +21,7 @@ from parallel_sgd import (
     load_checkpoint,
 )
 from parallel_sgd.compression import auto_bits
-from parallel_sgd.costs import Link, Measured, best_push_bits, measured
+from parallel_sgd.costs import Link, Measured, best_push_bits
 from parallel_sgd.parameter_server import Rules, place
 
 LAYOUT = {"W": (40, 30), "W.bias": (30,), "E[0]": (700,), "s": (3,)}
@@ -143,12 +143,12 @@ def test_a_run_goes_on_bit_for_bit_over_a_switch(comm, tmp_path):
     assert same_bits(learners[0].parameters.flat, learners[1].parameters.flat)
 
 
-def test_auto_takes_what_is_measured(comm, monkeypatch, tmp_path):
+def test_auto_takes_what_is_measured(comm, measurements, tmp_path):
     """Few bits on a slow link, and all where it is no limit. What is pulled goes over it, too."""
-    monkeypatch.setattr(measured, "measure_kernel_speeds", measure_speeds)
+    measurements(measure_kernel_speeds=measure_speeds)
     comm.barrier()
     for link, expected in ((SLOW, 1), (FREE, 32)):
-        monkeypatch.setattr(measured, "measure_link", lambda comm, hosts, link=link: link)
+        measurements(measure_link=lambda comm, hosts, link=link: link)
         comm.barrier()
         options = {"mode": "sync", "gradient_bits": "auto", "bits_of": {"E[0]": 16}}
         learner = learner_on(comm, **options)

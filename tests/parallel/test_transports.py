@@ -20,7 +20,6 @@ from hosts import (
 from invariants import sums_in_rank_order
 
 from parallel_sgd import SGD, Learner, ModelAveragingSGD, Parameters
-from parallel_sgd.communication import messages
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import (
     Exchange,
@@ -28,11 +27,10 @@ from parallel_sgd.exchange import (
     collective,
     cut_buckets,
     layout,
-    scheduler,
     topology_for,
 )
 
-pytestmark = pytest.mark.messages
+pytestmark = [pytest.mark.messages, pytest.mark.usefixtures("small_pieces")]
 
 #: The host of each rank, of as many as there are.
 PLACES = {
@@ -49,9 +47,7 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(messages, "PIECE_VALUES", 128)
-    monkeypatch.setattr(scheduler, "WINDOW", 600)  # a piece of float32, and a little
+def small_messages(monkeypatch):
     if "mpi4py" in sys.modules:
         from parallel_sgd.communication.mpi import messages as mpi_messages
 
@@ -217,7 +213,7 @@ def test_topology():
     assert not topology_for(["a", "b"], True).hierarchical
 
 
-def test_pieces_cover_the_vector_once(monkeypatch):
+def test_pieces_cover_the_vector_once():
     parameters = zeros("long")
     blocks = codec_for(1, code="sign", block_size=64).blocks(parameters)
     stripes = layout.cut_stripes(blocks, 3)
@@ -227,6 +223,3 @@ def test_pieces_cover_the_vector_once(monkeypatch):
     assert [(a, b) for a, b in pairwise(edges)] == [(p.values.start, p.values.stop) for p in cut]
     assert edges[-1] == parameters.flat.size
     assert all(piece.size <= 192 for piece in cut)  # less than a block more
-    assert messages.piece_values(4) == 128
-    monkeypatch.setattr(messages, "PIECE_BYTES", 256)
-    assert [messages.piece_values(bits / 8) for bits in (1, 16, 32)] == [128, 128, 64]

@@ -21,7 +21,6 @@ import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.communication import FOLDER, JOB, RESTART, SURVIVE
 from parallel_sgd.training import LOCK, FolderLock, RunFolder
-from parallel_sgd.training.checkpoint import files as checkpoint_files
 from parallel_sgd.training.checkpoint import folder_lock
 from parallel_sgd.training.checkpoint.files import set_aside_after
 
@@ -276,16 +275,15 @@ def test_a_program_holds_it_until_its_last_write_in_the_background(tmp_path):
     assert lines[1::2] == [f"{name}: {end}" for name, end in ends.items()]
 
 
-def test_a_write_holds_it_when_its_block_was_left_by_an_error(tmp_path, monkeypatch):
+def test_a_write_holds_it_when_its_block_was_left_by_an_error(tmp_path, disk):
     """Not the object, which nobody closes any more."""
     goes_on = threading.Event()
-    right = checkpoint_files.write_rank
 
-    def late(*arguments):
+    def late(right, *arguments):
         goes_on.wait(30)
         return right(*arguments)
 
-    monkeypatch.setattr(checkpoint_files, "write_rank", late)
+    disk["write_rank"] = late
     checkpoints = psgd.Checkpoints(tmp_path)
     with contextlib.suppress(KeyError), checkpoints:
         checkpoints.save(learner())

@@ -23,7 +23,7 @@ from parallel_sgd.communication import (
 )
 from parallel_sgd.communication.elastic.eviction import evict_unresponsive_ranks, unresponsive
 from parallel_sgd.communication.liveness.heartbeat import HEARTBEAT_BYTES, _birth
-from parallel_sgd.launcher import Ending, Outcome, Supervisor, judge
+from parallel_sgd.launcher import Ending, Outcome, Supervisor, Waits, judge
 
 RANKS = 7
 
@@ -150,14 +150,11 @@ def test_there_is_room_for_the_whole_board_once_it_is_made(tmp_path: Path) -> No
 
 
 def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
-    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    processes: list[subprocess.Popen[bytes]],
 ) -> None:
     """And kills what is left of it."""
-    monkeypatch.setattr("parallel_sgd.launcher.supervisor._POLL_INTERVAL_S", 0.05)
-    monkeypatch.setattr(
-        "parallel_sgd.launcher.supervisor._KILL_TIMEOUT_S", 0.1
-    )  # the pipes are held here
-    with Supervisor(3) as supervisor:
+    waits = Waits(poll=0.05, kill=0.1)  # the pipes are held here
+    with Supervisor(3, waits=waits) as supervisor:
         heartbeat_table = make_heartbeat_table(Path(supervisor.environ[FOLDER], "board"), 3)
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()

@@ -124,6 +124,12 @@ def kernels(folder, monkeypatch) -> Callable[[], ModuleType]:
     return load
 
 
+@pytest.fixture
+def short_waits(monkeypatch) -> None:
+    """Locks of other processes are waited for 0.2 s."""
+    monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
+
+
 def misses(kernel: Any) -> int:
     return sum(kernel.stats.cache_misses.values())
 
@@ -149,13 +155,12 @@ def is_locked(kernel: str, folder: Path) -> bool:
     ],
 )
 def test_a_kernel_that_another_process_compiles_is_put_off_and_waited_for_no_longer_than_that(
-    kernels, monkeypatch, folder, calls, order
+    kernels, short_waits, folder, calls, order
 ):
     first = kernels()
     first.three(1)
     lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
     os.remove(files_of("three", folder)[0])
-    monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
     second, called = kernels(), []
 
     def call(name: str) -> Callable[[], object]:
@@ -300,12 +305,11 @@ def test_a_lock_is_given_back_where_an_argument_is_wrong(kernels, folder):
     assert machine_code._thread_state.locks == 0
 
 
-def test_a_process_waits_in_vain_only_once_and_says_so(kernels, monkeypatch, folder):
+def test_a_process_waits_in_vain_only_once_and_says_so(kernels, short_waits, monkeypatch, folder):
     first = kernels()
     first.one(1), first.two(1), first.three(1)
     for path in (folder / "cache").glob("*/*.nb?"):
         path.unlink()
-    monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
     sleeps: list[float] = []
     clock = SimpleNamespace(  # of this module alone: other threads may sleep, too
         sleep=lambda s: sleeps.append(sleep(s)), monotonic=monotonic

@@ -31,7 +31,6 @@ from parallel_sgd.launcher import (
     job_variables,
     plan,
     read_hostfile,
-    restarts,
 )
 
 RANKS = 3
@@ -86,9 +85,12 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     Path("mpiexec.py").write_text(MPIEXEC)
 
     def run(
-        *steps: Mapping[str, Any], hosts: Any = None, first_pause_s: float = 0.01, **asked: Any
+        *steps: Mapping[str, Any],
+        hosts: Any = None,
+        first_pause_s: float = 0.01,
+        longest_pause_s: float = 30.0,
+        **asked: Any,
     ) -> tuple[int, list[Any]]:
-        monkeypatch.setattr(restarts, "FIRST_PAUSE_S", first_pause_s)
         Path("play.json").write_text(json.dumps(steps))
         Path("starts").unlink(missing_ok=True)
         request = Request(RANKS, ("train.py",), **{"restarts": 5} | asked)
@@ -99,7 +101,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
             return Launch(command, job_variables(wanted, environ))
 
         hosts = hosts or Hosts(None, None, "MPICH", (), environ)
-        code = Restarts(request, launch, hosts, environ).run()
+        pauses = {"first_pause_s": first_pause_s, "longest_pause_s": longest_pause_s}
+        code = Restarts(request, launch, hosts, environ, **pauses).run()
         return code, [json.loads(line) for line in Path("starts").read_text().splitlines()]
 
     return run
@@ -320,9 +323,8 @@ class Nowhere:
         return None
 
 
-def test_hosts_are_waited_for_as_often_as_was_asked(play, monkeypatch, capsys):
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.0)
-    code, starts = play(KILLED, hosts=Nowhere(), restarts=1100)
+def test_hosts_are_waited_for_as_often_as_was_asked(play, capsys):
+    code, starts = play(KILLED, hosts=Nowhere(), restarts=1100, longest_pause_s=0.0)
     assert (code, len(starts)) == (69, 1)
     assert "too few hosts answer; all 1100 restarts are used up" in capsys.readouterr().err
 
@@ -391,7 +393,10 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path, capsys):
 class Few(Hosts):
     """Too few of them answer, so many times."""
 
-    times = 0
+    def __init__(self, times: int) -> None:
+        super().__init__(None, None, "MPICH", (), {})
+        self.asked: list[int] = []
+        self.times = times
 
     def with_reachable_hosts(self, request: Request) -> Request | None:
         self.asked.append(1)
@@ -399,19 +404,14 @@ class Few(Hosts):
 
 
 @pytest.mark.parametrize("times", [1, 6, 9])
-def test_too_few_hosts_are_waited_for_until_restarts_are_used_up(play, monkeypatch, capsys, times):
+def test_too_few_hosts_are_waited_for_until_restarts_are_used_up(play, capsys, times):
     """Longer and longer; nothing was started in vain."""
-    monkeypatch.setattr(Few, "asked", [], raising=False)
-    monkeypatch.setattr(Few, "times", times)
-    pauses: list[float] = []
-    monkeypatch.setattr(
-        Restarts, "_wait_before_restart", lambda self, seconds, signals: pauses.append(seconds)
-    )
-    few = Few(None, None, "MPICH", (), {})
-    code, starts = play(saved("1"), WELL, hosts=few, restarts=8)
+    pauses = {"first_pause_s": 0.002, "longest_pause_s": 0.01}
+    code, starts = play(saved("1"), WELL, hosts=Few(times), restarts=8, **pauses)
     there = times < 8
     assert code == (0 if there else os.EX_UNAVAILABLE)
     assert [start[0] for start in starts] == [["3"], ["2"]][: 1 + there]
-    assert [pause / pauses[0] for pause in pauses[:3]] == [1, 2, 4][: times + 1]
-    assert max(pauses) <= restarts.LONGEST_PAUSE_S
-    assert there or "all 8 restarts are used up" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    waited = re.findall(r"restart \d of 8 in (\S+) s,", said)
+    assert waited == ["0.002", "0.004", "0.008", *5 * ["0.01"]][: times + 1]
+    assert there or "all 8 restarts are used up" in said

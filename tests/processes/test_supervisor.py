@@ -19,9 +19,8 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.communication import FOLDER, Status
-from parallel_sgd.launcher import Ending, Outcome, Supervisor, judge
+from parallel_sgd.launcher import Ending, Outcome, Supervisor, Waits, judge
 from parallel_sgd.launcher import cleanup as leftovers
-from parallel_sgd.launcher import supervisor as supervisor_module
 
 RANKS = 4
 
@@ -180,9 +179,27 @@ def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
         assert supervisor.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
 
 
+@pytest.fixture
+def pipes_that_can_be_made(monkeypatch) -> Callable[[int], None]:
+    """Sets how many pipes can be made from now on."""
+    there = os.mkfifo
+
+    def give(count: int) -> None:
+        left = iter(range(count))
+
+        def mkfifo(path):
+            if next(left, None) is None:
+                raise OSError(errno.EMFILE, "not to be had")
+            return there(path)
+
+        monkeypatch.setattr(os, "mkfifo", mkfifo)
+
+    return give
+
+
 @pytest.mark.parametrize(("code", "end"), [(0, Ending.COMPLETE), (1, Ending.LOST)])
-def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
-    monkeypatch.setattr(supervisor_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+def test_where_nothing_can_be_told_the_exit_code_counts(code, end, pipes_that_can_be_made):
+    pipes_that_can_be_made(0)
     with Supervisor(2) as supervisor, telling(supervisor) as told:
         without_folder(supervisor)
         assert told("ends") == ""
@@ -193,8 +210,8 @@ def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
         assert supervisor.silent_exit_line() is None
 
 
-def test_a_rank_says_that_it_could_not_tell(monkeypatch):
-    monkeypatch.setattr(supervisor_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+def test_a_rank_says_that_it_could_not_tell(pipes_that_can_be_made):
+    pipes_that_can_be_made(0)
     with Supervisor(1) as supervisor, telling(supervisor) as told:
         Path(
             supervisor.environ[FOLDER], f"0.{Status.FINISHED}"
@@ -226,11 +243,9 @@ def test_who_is_gone_before_it_has_signed_on(ranks, silent):
     assert said.startswith(f"ranks 2, 3 ended before signing on{also}: one of them was killed")
 
 
-def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
+def test_who_runs_another_program_now_is_not_gone(ranks):
     """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
-    monkeypatch.setattr(supervisor_module, "_POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr(supervisor_module, "_END_TIMEOUT_S", 0.0)
-    with Supervisor(RANKS) as supervisor:
+    with Supervisor(RANKS, waits=Waits(poll=0.01, end=0.0, kill=0.1)) as supervisor:
         sign_on(supervisor, ranks)
         for process in ranks:
             process.send_signal(signal.SIGUSR1)
@@ -250,16 +265,8 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("opened", [0, 2])
-def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opened):
-    there, calls = os.mkfifo, []
-
-    def mkfifo(path):
-        calls.append(path)
-        if len(calls) > opened:
-            raise OSError(errno.EMFILE, "not to be had")
-        return there(path)
-
-    monkeypatch.setattr(os, "mkfifo", mkfifo)
+def test_nobody_is_named_where_there_are_too_few_pipes(ranks, pipes_that_can_be_made, opened):
+    pipes_that_can_be_made(opened)
     with Supervisor(RANKS) as supervisor:
         sign_on(supervisor, ranks)
         kill(ranks, 2)
@@ -306,7 +313,18 @@ with Supervisor(2) as supervisor:
 
 
 @pytest.fixture
-def places(monkeypatch) -> Iterator[tuple[Path, Path]]:
+def cleaning(monkeypatch) -> Callable[..., None]:
+    """Changes parts of what removes leftovers, by name."""
+
+    def change(**parts) -> None:
+        for name, part in parts.items():
+            monkeypatch.setattr(leftovers, name, part)
+
+    return change
+
+
+@pytest.fixture
+def places(cleaning) -> Iterator[tuple[Path, Path]]:
     """Folders in the place of /dev/shm and /tmp, in shared memory. Launchers of other jobs, which
     remove such files and look at them, do not come there."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -314,7 +332,7 @@ def places(monkeypatch) -> Iterator[tuple[Path, Path]]:
         for path in there.values():
             path.mkdir()
         patterns = {there[place]: names for place, names in leftovers._SHARED_PLACES.items()}
-        monkeypatch.setattr(leftovers, "_SHARED_PLACES", patterns)
+        cleaning(_SHARED_PLACES=patterns)
         yield there[Path("/dev/shm")], there[Path("/tmp")]
 
 
@@ -415,13 +433,13 @@ def test_a_socket_is_not_disturbed_by_the_question_whether_it_lives(tmp_path):
     assert leftovers._is_unbound_socket(tmp_path / "listener")
 
 
-def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch, places):
+def test_what_a_rank_uses_that_ends_meanwhile_is_removed(cleaning, places):
     """It is seen to use its memory, and is gone before it is looked for among the processes."""
     with Supervisor(1):
         memory = places[0] / "mpich_shm_ends"
         memory.write_bytes(bytes(9))
         uses = iter([{memory}])
-        monkeypatch.setattr(leftovers, "in_use", lambda paths: next(uses, set()))
+        cleaning(in_use=lambda paths: next(uses, set()))
     assert not memory.exists()
 
 
@@ -475,12 +493,12 @@ def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
 
 
 @pytest.mark.parametrize("leases", [True, False])
-def test_what_is_mapped_or_open_is_in_use(monkeypatch, leases):
+def test_what_is_mapped_or_open_is_in_use(cleaning, leases):
     """Also where the file system has no leases, by what all processes have."""
     path = Path(f"/dev/shm/parallel_sgd_test_{os.getpid()}")
     path.write_bytes(bytes(4096))
     if not leases:
-        monkeypatch.setattr(leftovers, "_can_be_leased", lambda path: None)
+        cleaning(_can_be_leased=lambda path: None)
     try:
         assert leftovers.in_use({path, path.with_name("none")}) == set()
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
@@ -489,7 +507,7 @@ def test_what_is_mapped_or_open_is_in_use(monkeypatch, leases):
             assert leftovers.in_use({path}) == {path} and mapped[0] == 0
         assert leftovers.in_use({path}) == set()
         if leases:
-            monkeypatch.setattr(leftovers, "_paths_in_use", pytest.fail)  # nobody else is asked
+            cleaning(_paths_in_use=pytest.fail)  # nobody else is asked
             assert leftovers.in_use({path}) == set()
     finally:
         path.unlink()

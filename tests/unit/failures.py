@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -71,12 +73,30 @@ class Failure:
         raise SimulatedFailure
 
 
+Replacement = tuple[type[Any], str, Callable[..., Any]]
+
+
+@contextmanager
+def replaced(*replacements: Replacement) -> Iterator[None]:
+    """Inside, methods of ranks are functions, which are called with the method itself first."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, function in replacements:
+            right = getattr(owner, name)
+            patch.setattr(owner, name, partialmethod(_called, function, right))
+        yield
+
+
+def _called(
+    own: Any, function: Callable[..., Any], right: Callable[..., Any], *given: Any, **options: Any
+) -> Any:
+    return function(right, own, *given, **options)
+
+
 class FailurePlan:
     """Context manager: inside, ranks fail as planned."""
 
     def __init__(self, *failures: Failure) -> None:
         self.failures = failures
-        self._patch = pytest.MonkeyPatch()
         self._meetings: Counter[tuple[ThreadWorld, str]] = Counter()
 
     @property
@@ -85,9 +105,7 @@ class FailurePlan:
         return sum(failure.struck for failure in self.failures)
 
     def __enter__(self) -> FailurePlan:
-        meet, take = ThreadWorld.meet, Mailbox.take
-
-        def counted_meet(world: ThreadWorld, *arguments: Any) -> None:
+        def counted_meet(meet: Any, world: ThreadWorld, *arguments: Any) -> None:
             thread = threading.current_thread().name
             self._meetings[world, thread] += 1
             meeting = world, self._meetings[world, thread]
@@ -97,28 +115,31 @@ class FailurePlan:
             for failure in self.failures:
                 failure.leave(meeting)
 
-        def counted_take(mailbox: Mailbox, key: Any) -> Any:
+        def counted_take(take: Any, mailbox: Mailbox, key: Any) -> Any:
             message = take(mailbox, key)
             if message is not None:
                 self._come("taken")
             return message
 
-        self._patch.setattr(ThreadWorld, "meet", counted_meet)
-        self._patch.setattr(Mailbox, "take", counted_take)
-        self._patch.setattr(Mailbox, "put", self._counted("put", Mailbox.put))
-        self._patch.setattr(psgd.Learner, "step", self._counted("step", psgd.Learner.step))
+        self._replaced = replaced(
+            (ThreadWorld, "meet", counted_meet),
+            (Mailbox, "take", counted_take),
+            (Mailbox, "put", self._counted("put")),
+            (psgd.Learner, "step", self._counted("step")),
+        )
+        self._replaced.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._patch.undo()
+        self._replaced.__exit__(None, None, None)
 
     def _come(self, kind: str) -> None:
         for failure in self.failures:
             failure.come(kind)
 
-    def _counted(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
+    def _counted(self, kind: str) -> Callable[..., Any]:
+        def counted(right: Any, *arguments: Any, **options: Any) -> Any:
             self._come(kind)
-            return function(*arguments, **options)
+            return right(*arguments, **options)
 
         return counted

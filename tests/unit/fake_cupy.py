@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import sys
 import threading
 import weakref
 from collections import deque
@@ -19,6 +20,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from parallel_sgd import kernels
+from parallel_sgd.kernels import reference
 
 RUBBISH = 0xAA
 NOT_READY = 600
@@ -195,3 +199,9 @@ def cupy(gpu: Gpu, bus_id: Callable[[int], str] = lambda device: "0000:01:00.0")
         ),
     )
     return module  # type: ignore[no-any-return]
+
+
+def install(monkeypatch: Any, fake: Any) -> None:
+    """Make a stand-in this process's CuPy; its kernels are those of the reference."""
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(kernels, "_load", lambda name: reference)

@@ -130,7 +130,16 @@ def changed(random: Random, content: bytes, other: bytes, reader: Reader) -> byt
     return bytes(data)
 
 
-def fuzz(name: str, reader: Reader, folder: Path, *, inputs: int = 0, seconds: float = 0.0) -> int:
+def fuzz(
+    name: str,
+    reader: Reader,
+    folder: Path,
+    *,
+    inputs: int = 0,
+    seconds: float = 0.0,
+    longest_s: float = LONGEST_S,
+    most_memory: int = MOST_MEMORY,
+) -> int:
     """Try so many inputs, or for so long; the number of those that were refused.
 
     Raises:
@@ -140,7 +149,9 @@ def fuzz(name: str, reader: Reader, folder: Path, *, inputs: int = 0, seconds: f
     right_folder.mkdir()
     reader.write(right_folder)
     right = read_files(right_folder)
-    assert right and _tried(reader, right_folder, "right", right) is None, "what is right is taken"
+    assert right and _tried(reader, right_folder, "right", right, longest_s) is None, (
+        "what is right is taken"
+    )
     random, refused, number = Random(name), 0, 0
     corpus, seen = [right], set[tuple[str, int]]()
     kept = KEPT / name
@@ -148,9 +159,9 @@ def fuzz(name: str, reader: Reader, folder: Path, *, inputs: int = 0, seconds: f
     if seconds:
         random, end = Random(), time.monotonic() + seconds
         with lines_reached(seen):
-            _tried(reader, right_folder, "right", right)
+            _tried(reader, right_folder, "right", right, longest_s)
     Path("/proc/self/clear_refs").write_text("5")  # the most memory begins at today's
-    memory = most_memory()
+    memory = memory_so_far()
     here = folder / "changed"
     here.mkdir()
     while number < inputs or (seconds and time.monotonic() < end):
@@ -160,20 +171,20 @@ def fuzz(name: str, reader: Reader, folder: Path, *, inputs: int = 0, seconds: f
         before = len(seen)
         if seconds:
             with lines_reached(seen):
-                error = _tried(reader, here, f"{name}, input {number}", files)
+                error = _tried(reader, here, f"{name}, input {number}", files, longest_s)
         else:
-            error = _tried(reader, here, f"{name}, input {number}", files)
+            error = _tried(reader, here, f"{name}, input {number}", files, longest_s)
         refused += error is not None
         if len(seen) > before:
             corpus.append(files)
             _write(kept / f"{len(corpus):05d}", files)
-        taken = most_memory() - memory
-        if taken > MOST_MEMORY:
+        taken = memory_so_far() - memory
+        if taken > most_memory:
             raise Broken(f"{name}, input {number} took {taken:,} bytes{_kept(files)}")
     return refused
 
 
-def most_memory() -> int:
+def memory_so_far() -> int:
     """Bytes that this process has had at most."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
@@ -187,10 +198,12 @@ def _changed_files(random: Random, reader: Reader, right: Files, corpus: list[Fi
     return reader.mend(right, files)
 
 
-def _tried(reader: Reader, folder: Path, what: str, files: Files) -> UserError | None:
+def _tried(
+    reader: Reader, folder: Path, what: str, files: Files, longest_s: float
+) -> UserError | None:
     """The error by which files were refused; None where they were taken."""
     try:
-        with _alarm():
+        with _alarm(longest_s):
             reader.read(folder)
     except UserError as error:
         text = str(error)
@@ -224,14 +237,14 @@ def read_files(folder: Path) -> Files:
 
 
 @contextmanager
-def _alarm() -> Iterator[None]:
+def _alarm(longest_s: float) -> Iterator[None]:
     """No reader may wait or compute without end."""
 
     def ring(number: int, frame: object) -> None:
-        raise TooLong(f"longer than {LONGEST_S:g} s")
+        raise TooLong(f"longer than {longest_s:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    signal.setitimer(signal.ITIMER_REAL, longest_s)
     try:
         yield
     finally:

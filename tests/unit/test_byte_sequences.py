@@ -88,10 +88,9 @@ def test_a_folders_files_are_joined_in_order_and_split_by_bytes(folder):
     assert b"".join(texts(folder, suffixes=("",), test=0.4)) == b"mark01234" + b"5678no9"
 
 
-def test_the_order_does_not_come_from_the_file_system(folder, monkeypatch):
-    walk, expected = os.walk, texts(folder, test=0.5)
-    backwards = [(*found[:2], found[2][::-1]) for found in walk(folder)][::-1]
-    monkeypatch.setattr(os, "walk", lambda *arguments, **options: backwards)
+def test_the_order_does_not_come_from_the_file_system(folder, request):
+    expected = texts(folder, test=0.5)
+    request.getfixturevalue("folders_backwards")
     assert texts(folder, test=0.5) == expected
 
 

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import sys
-import threading
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,16 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.array_files import flushed
 from parallel_sgd.state import across, workspace
-from parallel_sgd.training import LOCK, FolderLock, Progress, capture, flatten, restore, unflatten
+from parallel_sgd.training import (
+    LOCK,
+    FolderLock,
+    Progress,
+    capture,
+    checkpoints_in,
+    flatten,
+    restore,
+    unflatten,
+)
 from parallel_sgd.training.checkpoint import files as checkpoint_files
 from parallel_sgd.training.session.state import SessionState
 
@@ -114,14 +123,6 @@ def test_every_truncation_and_flipped_bits_are_refused(saved, name):
     assert everything(learner) == everything(train(learner_of(), 3))
 
 
-def test_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "READABLE", (1, 4))
-    with pytest.raises(
-        UserError, match=r"has format 3, written by .*; this version reads formats 1 and 4"
-    ):
-        psgd.load_checkpoint(learner_of(), saved)
-
-
 def rewritten(path: Path, version: int, extra: str) -> None:
     """Make a checkpoint of one rank one of a format, with this JSON as its `extra`."""
     numbers = path / "rank-00000.json"
@@ -135,6 +136,14 @@ def rewritten(path: Path, version: int, extra: str) -> None:
     (path / "manifest.json").unlink()
     shutil.move(path, path.with_name("part"))
     checkpoint_files.publish(path.with_name("part"), path, manifest)
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_another_format_is_refused(saved, version):
+    rewritten(saved, version, "null")
+    said = rf"has format {version}, written by .*; this version reads formats 2 and 3"
+    with pytest.raises(UserError, match=said):
+        psgd.load_checkpoint(learner_of(), saved)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +225,14 @@ class Killed(BaseException):
     """In the place of a SIGKILL: nothing catches it."""
 
 
-def test_a_save_reads_no_manifest_but_one_that_has_changed(tmp_path, monkeypatch):
-    read, right = [], checkpoint_files.read_manifest
+def test_a_save_reads_no_manifest_but_one_that_has_changed(tmp_path, disk):
+    read = []
 
-    def reading(path: Path) -> dict[str, Any]:
+    def reading(right: Any, path: Path) -> dict[str, Any]:
         read.append(path.name)
         return right(path)
 
-    monkeypatch.setattr(checkpoint_files, "read_manifest", reading)
+    disk["read_manifest"] = reading
     learner, checkpoints = learner_of(), psgd.Checkpoints(tmp_path, keep=4)
     for _ in range(6):
         checkpoints.save(train(learner, 1), background=False)
@@ -233,7 +242,7 @@ def test_a_save_reads_no_manifest_but_one_that_has_changed(tmp_path, monkeypatch
     for _ in range(4):
         checkpoints.save(train(learner, 1), background=False)
     assert read == [f"{8:012d}"]
-    kept = [path.name for path in checkpoint_files.checkpoints_in(tmp_path)]
+    kept = [path.name for path in checkpoints_in(tmp_path)]
     assert kept == [f"{samples:012d}" for samples in (8, 14, 16, 18, 20)]
 
 
@@ -254,10 +263,9 @@ def test_a_kill_at_every_step_of_writing(tmp_path, monkeypatch, clock_goes_on):
 
     folder = tmp_path / "checkpoints"
     psgd.Checkpoints(folder, keep=1).save(train(learner_of(), 1), extra="old", background=False)
-    monkeypatch.setattr(checkpoint_files.Path, "write_text", counted(Path.write_text))
     for module, name in (
         (os, "fsync"), (os, "rename"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree"),
-        (os, "unlink"), (os, "rmdir"),
+        (os, "unlink"), (os, "rmdir"), (Path, "write_text"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
     seen = set()
@@ -337,20 +345,19 @@ def test_what_no_state_may_hold_is_named(value, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {LOCK}
 
 
-def test_the_lines_of_the_documentation(tmp_path, monkeypatch):
+def test_the_lines_of_the_documentation(tmp_path, monkeypatch, disk):
     """Pasted as they are, beside an older checkpoint: what was saved is what is loaded."""
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
     (lines,) = (block for block in text.split("```") if "checkpoints.save(" in block)
     learner = train(learner_of(), 1)
     psgd.Checkpoints("checkpoints").save(learner, background=False)
-    slow, right = threading.Event(), checkpoint_files.publish
 
-    def publish(*arguments: Any) -> None:
-        slow.wait(0.2)
+    def publish(right: Any, *arguments: Any) -> None:
+        time.sleep(0.2)
         right(*arguments)
 
-    monkeypatch.setattr(checkpoint_files, "publish", publish)
+    disk["publish"] = publish
     names = {"psgd": psgd, "learner": train(learner, 2), "generator": np.random.default_rng(3)}
     exec(lines.removeprefix("python"), names)
     assert names["loaded"].samples == 6

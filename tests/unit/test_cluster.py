@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -18,35 +20,61 @@ from parallel_sgd.command_line import EmulatedHosts, cluster
 from parallel_sgd.command_line.cluster import command, hostfile, links, namespaces
 from parallel_sgd.command_line.cluster import hosts as hosts_module
 from parallel_sgd.command_line.cluster.mpi import AGENT, mpi_settings
-from parallel_sgd.launcher import MPICH, OPEN_MPI, THREAD_VARIABLES, JobEnd, parse, read_hostfile
+from parallel_sgd.launcher import (
+    MPICH,
+    OPEN_MPI,
+    THREAD_VARIABLES,
+    JobEnd,
+    parse,
+    read_hostfile,
+    usable_cores,
+)
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}
 GONE = 2**22 + 1  #: no process has this number: Linux counts to 2**22
 
 
+class Machine(list[list[Any]]):
+    """The commands that were run, of a root with all programs and Open MPI.
+
+    Attributes:
+        user: number of the user.
+        mpi: which mpi4py is bound to.
+        missing: programs that are not there.
+        wrong: what programs say that fail.
+    """
+
+    def __init__(self):
+        self.user, self.mpi, self.running = 0, MPIS[OPEN_MPI], {}
+        self.missing, self.wrong = set(), {}
+
+    def run(self, command, **options):
+        self.append(list(command))
+        said, wrong = "", self.wrong.get(command[0], "")
+        if "pids" in command and self.running.setdefault(command[-1], True):
+            said = "4242\n"
+        return subprocess.CompletedProcess(command, 2 if wrong else 0, said, wrong)
+
+    def kill(self, pid, number):
+        self.append(["kill", pid, number])
+        self.running.update(dict.fromkeys(self.running, False))
+
+
 @pytest.fixture
 def calls(monkeypatch, temporary_folder):
-    """Commands, of a root with all programs and Open MPI, that are noted and not run."""
-    called, running = [], {}
-
-    def run(command, **options):
-        called.append(list(command))
-        said = ""
-        if "pids" in command and running.setdefault(command[-1], True):
-            said = "4242\n"
-        return subprocess.CompletedProcess(command, 0, said, "")
-
-    def kill(pid, number):
-        called.append(["kill", pid, number])
-        running.update(dict.fromkeys(running, False))
-
-    monkeypatch.setattr(namespaces.subprocess, "run", run)
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(namespaces.os, "kill", kill)
-    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path="": f"/bin/{name}")
-    monkeypatch.setattr(hosts_module, "bound_mpi", lambda: MPIS[OPEN_MPI])
-    return called
+    """A machine on which commands are noted and not run."""
+    machine = Machine()
+    there = lambda name, path="": None if name in machine.missing else f"/bin/{name}"  # noqa: E731
+    for owner, name, function in (
+        (subprocess, "run", machine.run),
+        (os, "geteuid", lambda: machine.user),
+        (os, "kill", machine.kill),
+        (shutil, "which", there),
+        (hosts_module, "bound_mpi", lambda: machine.mpi),
+    ):
+        monkeypatch.setattr(owner, name, function)
+    return machine
 
 
 def example(folder, count=3, slots=1, mpi=OPEN_MPI):
@@ -139,16 +167,8 @@ def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_pat
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_hosts_that_cannot_be_finished_are_removed_too(calls, monkeypatch):
-    noted = namespaces.subprocess.run
-
-    def run(command, **options):
-        done = noted(command, **options)
-        if command[0] == "tc":
-            done.returncode, done.stderr = 2, "Error: Specified qdisc kind is unknown.\n"
-        return done
-
-    monkeypatch.setattr(namespaces.subprocess, "run", run)
+def test_hosts_that_cannot_be_finished_are_removed_too(calls):
+    calls.wrong["tc"] = "Error: Specified qdisc kind is unknown.\n"
     with (
         pytest.raises(UserError, match=r"cannot be made here: tc .*qdisc kind is unknown"),
         cluster.emulated_hosts(2, 1e9),
@@ -186,7 +206,7 @@ def refused(count=2, rate=1e9, slots=1):
     return str(caught.value)
 
 
-def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monkeypatch):
+def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls):
     assert "hosts=0" in refused(count=0)
     assert "hosts=201 of an emulated cluster must be 1 to 200" in refused(count=201)
     assert "slots=0" in refused(slots=0)
@@ -194,15 +214,14 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
     assert "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit" in refused(rate=1e3)
     assert not calls
     for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
-        mpi = {"vendor": vendor, "version": version}
-        monkeypatch.setattr(hosts_module, "bound_mpi", lambda mpi=mpi: mpi)
+        calls.mpi = {"vendor": vendor, "version": version}
         said = f"need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version}"
         assert said in refused()
     assert not [words for words in calls if "add" in words]
     calls.clear()
-    monkeypatch.setattr(namespaces.shutil, "which", lambda name: None if name == "tc" else name)
+    calls.missing.add("tc")
     assert "need tc in PATH (Debian: iproute2" in refused()
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    calls.user = 1000
     assert "need root" in refused()
     assert not calls
 
@@ -224,7 +243,7 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
 )
 def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    calls.user = 1000
     (tmp_path / "mine").write_text("node1 slots=4\n")
     assert main(["cluster", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -292,12 +311,13 @@ def test_ranks_are_started_by_our_launcher_one_on_each_slot(monkeypatch, tmp_pat
 def test_the_environment_makes_a_plain_mpiexec_work(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    monkeypatch.setattr(hosts_module, "usable_cores", lambda: 13)
-    variables = example(tmp_path, 3, 2).environment
+    for hosts in (1, 2):
+        variables = example(tmp_path, hosts).environment
+        assert variables["NUMBA_NUM_THREADS"] == str(max(1, usable_cores() // hosts))
     assert variables["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
     assert variables["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
     assert variables["OMPI_MCA_btl"] == "tcp,sm,self" and variables["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    assert variables["OMP_NUM_THREADS"] == "7" and variables["NUMBA_NUM_THREADS"] == "2"
+    assert variables["OMP_NUM_THREADS"] == "7"
     variables = example(tmp_path, mpi=MPICH).environment
     assert variables["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
     assert variables["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(variables)

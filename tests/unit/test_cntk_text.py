@@ -208,7 +208,7 @@ def test_a_stream_that_is_refused(make, message):
 
 
 @pytest.mark.parametrize("block", [1, 9, 1000])
-def test_blocks_of_any_size_and_any_number_of_ranks(written, monkeypatch, block):
+def test_blocks_of_any_size_and_any_number_of_ranks(written, text_blocks, block):
     random = np.random.default_rng(0)
     lines = []
     for number in range(40):
@@ -217,8 +217,7 @@ def test_blocks_of_any_size_and_any_number_of_ranks(written, monkeypatch, block)
         lines[-1] += f"|whole {number}"
     path = written("\n".join(lines).replace("\n|whole", "|whole").encode())
     alone = load_cntk_sequences(path, TAGGED)
-    monkeypatch.setattr("parallel_sgd.data.readers.text_file.BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.readers.cntk_file.BLOCK", block)
+    text_blocks(block)
 
     def body(comm: Communicator):
         data = load_cntk_sequences(path, TAGGED, comm=comm)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, simulate
-from parallel_sgd.communication import PIECE_VALUES
+from parallel_sgd.communication import PIECE_VALUES, messages
 from parallel_sgd.compression import auto_bits, codec_for, registered_bits
 from parallel_sgd.costs import (
     LINK_EFFICIENCY,
@@ -18,7 +18,6 @@ from parallel_sgd.costs import (
     best_bits,
     bytes_sent,
     exchange_s,
-    kernel_speeds,
     measure_kernel_speeds,
 )
 
@@ -151,12 +150,16 @@ def test_what_cannot_be_asked():
         Link(0.0, 0.0)
 
 
-def test_speeds_are_measured_for_all_bits(monkeypatch):
-    monkeypatch.setattr(kernel_speeds, "VALUES", 1 << 17)
-    kernels = measure_kernel_speeds(block_size=256)
+def test_pieces_are_of_so_many_values_and_bytes():
+    pieces = [messages.piece_values(bits / 8) for bits in (1, 8, 16, 32)]
+    assert pieces == [PIECE_VALUES, PIECE_VALUES, PIECE_VALUES // 2, PIECE_VALUES // 4]
+
+
+def test_speeds_are_measured_for_all_bits():
+    kernels = measure_kernel_speeds(block_size=256, values=1 << 17)
     for speeds in (kernels.encode, kernels.decode, kernels.decode_add):
         assert set(speeds) == set(registered_bits())
         assert all(speed > 1e7 for speed in speeds.values())
     assert kernels.encode[32] == kernels.decode[32] == math.inf
     assert math.isfinite(kernels.decode_add[32])
-    assert set(measure_kernel_speeds(bits=(4,)).encode) == {32, 4}
+    assert set(measure_kernel_speeds(bits=(4,), values=1 << 17).encode) == {32, 4}

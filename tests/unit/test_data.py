@@ -288,8 +288,8 @@ def test_flattened_inputs_are_rows():
         flattened(Arrays(images, y)).arrays()
 
 
-def test_classes_are_counted_by_the_largest_label(monkeypatch):
-    monkeypatch.setattr(tasks, "BATCH", 4)
+def test_classes_are_counted_by_the_largest_label():
+    """In several batches of labels."""
 
     def count(labels, classes=None):
         y = np.asarray(labels)
@@ -297,17 +297,17 @@ def test_classes_are_counted_by_the_largest_label(monkeypatch):
 
     assert count([0, 2, 1]) == 3 and count(np.arange(9, dtype=np.uint8)) == 9
     assert count([[0, 1], [1, 0]]) == 2 and count([0, 2, 1], 40) == 40
-    stray = np.zeros(11, int)
-    stray[6] = 10**9
+    stray, place = np.zeros(tasks.BATCH + 11, int), tasks.BATCH + 6
+    stray[place] = 10**9
     assert count(stray, 10**9 + 1) == 10**9 + 1
     for message, labels, classes in [
         (
-            r"^d.npz: y\[6\] = 1000000000 would make 1000000001 classes of 11 samples: "
-            r"give --classes 1000000001 if that is right$",
+            rf"^d.npz: y\[{place}\] = 1000000000 would make 1000000001 classes of "
+            rf"{len(stray)} samples: give --classes 1000000001 if that is right$",
             stray,
             None,
         ),
-        (r"^d.npz: y\[6\] = 1000000000 is out of range: must be from 0 to 9$", stray, 10),
+        (rf"^d.npz: y\[{place}\] = 1000000000 is out of range: must be from 0 to 9$", stray, 10),
         (r"^d.npz: y\[5\] = -1 is out of range: must be at least 0$", [0, 0, 0, 0, 0, -1], None),
         (r"^d.npz: y\[0\] = 18446744073709551615 is out", np.array([2**64 - 1], "u8"), None),
         (r"^classes=0 must be a whole number, at least 1$", [0], 0),

@@ -122,8 +122,8 @@ def test_a_compressed_file_that_claims_too_much_is_refused(tmp_path, claimed):
         data.load(path)
 
 
-def test_an_order_that_memory_does_not_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(os, "sysconf", lambda name: 8)
+def test_an_order_that_memory_does_not_hold_is_refused(memory_pages):
+    memory_pages(8)
     with pytest.raises(UserError, match="the order of an epoch's samples needs 8,000 bytes, but"):
         read_all(*numbered(1000))
 

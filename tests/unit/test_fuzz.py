@@ -61,14 +61,12 @@ def takes_memory(folder: Path) -> None:
         (takes_memory, r"took [78]\d,\d{3},\d{3} bytes"),
     ],
 )
-def test_what_breaks_a_reader_is_found(read, why, tmp_path, monkeypatch):
-    monkeypatch.setattr("fuzzing.LONGEST_S", 10.0 if read is takes_memory else 0.5)
-    monkeypatch.setattr("fuzzing.MOST_MEMORY", 70 << 20)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+@pytest.mark.usefixtures("temporary_folder")
+def test_what_breaks_a_reader_is_found(read, why, tmp_path):
+    longest_s = 10.0 if read is takes_memory else 0.5
     reader = Reader(lambda folder: (folder / "a").write_bytes(b"right"), read)
     with pytest.raises(Broken, match=why):
-        fuzz("broken", reader, tmp_path, inputs=20)
+        fuzz("broken", reader, tmp_path, inputs=20, longest_s=longest_s, most_memory=70 << 20)
 
 
 def test_new_lines_are_seen():

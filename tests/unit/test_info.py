@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from parallel_sgd.__main__ import main
 from parallel_sgd.command_line import info, links
 from parallel_sgd.communication import without_launcher
 from parallel_sgd.compression import registered_bits
-from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, measured
+from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link
 from parallel_sgd.training import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
@@ -200,32 +201,40 @@ def test_one_line_and_exit_code_2(
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, measurements: Callable[..., None]) -> None:
     """Nothing large is measured."""
     monkeypatch.setattr(links, "SIZES", (2500, 250_000))
     rates = dict.fromkeys(registered_bits(), 1e9)
     speeds = KernelSpeeds({**rates, 32: math.inf}, {**rates, 32: math.inf}, rates)
-    monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds)
-    monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: Link(5e-5, 1e6))
+    measurements(
+        measure_kernel_speeds=lambda *args, **options: speeds,
+        measure_link=lambda comm, hosts: Link(5e-5, 1e6),
+    )
+
+
+class Commands(list[list[str]]):
+    """Commands, which end with this exit code."""
+
+    code = 0
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
     """The commands that would start ranks, which find what threads do."""
-    commands: list[list[str]] = []
+    commands = Commands()
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
         ranks = int(command[command.index("-n") + 1])
         told = f"a word of MPI's\n{json.dumps(simulate(ranks, links.measure_on)[0])}\n"
-        return subprocess.CompletedProcess(command, 0, stdout=told)
+        return subprocess.CompletedProcess(command, commands.code, stdout=told)
 
     monkeypatch.setattr(subprocess, "run", run)
     return commands
 
 
 @pytest.mark.usefixtures("small")
-def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> None:
+def test_links(capsys: pytest.CaptureFixture[str], started: Commands) -> None:
     report = json.loads(told(capsys, "--links", "-n", "3", "--json"))["links"]
     assert report["ranks"] == 3 and list(report["hosts"].values()) == [3]
     assert report["link"] == {"latency_s": 5e-5, "bytes_per_s": 1e6}
@@ -245,7 +254,7 @@ def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> 
 
 @pytest.mark.usefixtures("small")
 def test_the_table_of_links(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: Commands
 ) -> None:
     monkeypatch.setattr(links, "MAX_SECONDS", 0.5)
     Path("hosts").write_text("one slots=3\ntwo\n")
@@ -265,7 +274,7 @@ def test_the_table_of_links(
 
 @pytest.mark.usefixtures("small")
 def test_under_mpiexec_its_ranks_are_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: Commands
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     world = list[Communicator]()
@@ -283,13 +292,11 @@ def test_under_mpiexec_its_ranks_are_measured(
     assert not started
 
 
+@pytest.mark.usefixtures("small")
 def test_ranks_that_end_with_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], started: Commands
 ) -> None:
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 3, stdout='{"ranks": 2}')
-
-    monkeypatch.setattr(subprocess, "run", run)
+    started.code = 3
     assert main(["info", "--links"]) == 2
     assert "--links: 2 ranks ended with exit code 3" in capsys.readouterr().err
 
@@ -311,7 +318,7 @@ def test_ranks_that_end_with_an_error(
 def test_links_that_cannot_be_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    started: list[list[str]],
+    started: Commands,
     arguments: str,
     launched: int | None,
     wrong: str,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_bodies import CUDA, GUARD, Both, both_of, same_bytes
+from kernel_bodies import CUDA, Both, both_of, same_bytes
 from kernel_cases import CASES, Case
 
 from parallel_sgd.kernels import Blocks, cpu, cuda, cut, memory, payload_offsets, reference
@@ -59,12 +59,11 @@ def test_levels(both: Both, case: Case, bits: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_what_is_decoded_past_the_caches(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_what_is_decoded_past_the_caches(first: int) -> None:
     """As a part of much memory, where a block begins on a line of the caches and where not."""
     case = Case("long", cut([5000, 700], 1024), _vector(5700, 0), _vector(5700, 1))
-    room = memory.empty(first + 5700 + GUARD, np.float32)
-    assert not memory.beyond_caches(room[:5700])
-    monkeypatch.setattr(memory, "LARGE", room.nbytes)
+    assert not memory.beyond_caches(memory.empty(5700, np.float32))
+    room = memory.empty(memory.LARGE // 4, np.float32)
     out = room[first : first + 5700]
     assert memory.beyond_caches(out)
 

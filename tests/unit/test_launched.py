@@ -256,12 +256,19 @@ def test_success_is_left_alone(code: int | None, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == ""
 
 
+@pytest.fixture
+def set_excepthook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    return partial(monkeypatch.setattr, sys, "excepthook")
+
+
 @pytest.mark.usefixtures("on_a_rank")
 def test_excepthook_ends_the_job_and_is_installed_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    set_excepthook: Callable[[Any], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[BaseException] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, frames: seen.append(error))
+    set_excepthook(lambda kind, error, frames: seen.append(error))
     install_excepthook()
     hook = sys.excepthook
     install_excepthook()
@@ -282,6 +289,7 @@ def test_excepthook_ends_the_job_and_is_installed_once(
 def test_excepthook_is_for_ranks_among_others(
     monkeypatch: pytest.MonkeyPatch,
     set_process: Callable[[int | None], None],
+    set_excepthook: Callable[[Any], None],
     environ: dict[str, str],
     installed: bool,
 ) -> None:
@@ -289,7 +297,7 @@ def test_excepthook_is_for_ranks_among_others(
         monkeypatch.delenv(name)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    set_excepthook(sys.__excepthook__)
     set_process(None)
     install_excepthook_if_launched()
     assert (sys.excepthook is not sys.__excepthook__) == installed
@@ -392,7 +400,6 @@ def test_a_rank_that_fails_early_ends_its_step(
         monkeypatch.delenv(name)
     for name, value in {**SRUN, "PATH": f"{tmp_path}:/bin:/usr/bin"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(abort, "_SLURM_S", 5.0)
     monkeypatch.setattr(abort.time, "sleep", lambda seconds: None)
     with pytest.raises(SystemExit):
         abort.end_job(1)

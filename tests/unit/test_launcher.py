@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -328,39 +328,51 @@ def test_whose_mpiexec(tmp_path: Path, says: str, vendor: str | None, version: s
     assert identify(path) == Mpiexec(path, vendor, version)
 
 
+@pytest.fixture
+def python_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path], None]:
+    """Sets the folder of Python's program, in an environment without scripts."""
+
+    def give(folder: Path) -> None:
+        monkeypatch.setattr(mpi_runtime.sys, "executable", str(folder / "python"))
+        monkeypatch.setattr(mpi_runtime.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+
+    return give
+
+
 def test_takes_the_first_mpiexec_of_the_right_vendor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_in: Callable[[Path], None]
 ) -> None:
     open_mpi = fake_mpiexec(tmp_path / "a", "mpiexec (Open MPI) 5.0.11")
     mpich = fake_mpiexec(tmp_path / "b", "HYDRA build details: Version: 5.0.2")
-    there = [open_mpi, mpich]
-    monkeypatch.setattr(mpi_runtime, "find_mpiexecs", lambda: there)
+    python_in(tmp_path / "none")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     assert choose_mpiexec("Open MPI").path == open_mpi
     assert choose_mpiexec("MPICH").path == choose_mpiexec("Intel MPI").path == mpich
     with pytest.raises(UserError, match=rf"must be of Open MPI.*{mpich} \(MPICH\)"):
         choose_mpiexec("Open MPI", mpich)
-    there.remove(open_mpi)
+    os.remove(open_mpi)
     with pytest.raises(UserError, match=rf"must be of Open MPI.*{mpich} \(MPICH\)"):
         choose_mpiexec("Open MPI")
-    there.clear()
+    os.remove(mpich)
     with pytest.raises(UserError, match=r"of MPICH.* must be beside .* or in PATH: there is none"):
         choose_mpiexec("MPICH")
 
 
 def test_mpiexecs_are_sought_beside_python_and_then_along_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_in: Callable[[Path], None]
 ) -> None:
     beside = fake_mpiexec(tmp_path / "venv", "")
     elsewhere = fake_mpiexec(tmp_path / "usr", "")
-    monkeypatch.setattr(mpi_runtime.sys, "executable", str(tmp_path / "venv" / "python"))
-    monkeypatch.setattr(mpi_runtime.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+    python_in(tmp_path / "venv")
     monkeypatch.setenv("PATH", f"{tmp_path / 'usr'}:{tmp_path / 'venv'}")
     assert mpi_runtime.find_mpiexecs() == [beside, elsewhere]
 
 
 @pytest.fixture
-def no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
+def no_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "mpi4py.py").write_text("import no_such_mpi4py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
 
 
 @pytest.mark.usefixtures("no_mpi4py")

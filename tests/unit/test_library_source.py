@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from pathlib import Path
 
@@ -75,9 +74,17 @@ def test_the_split_comes_from_the_seed():
 
 
 @pytest.fixture
-def library(tmp_path, monkeypatch):
+def library_at(monkeypatch):
+    """Sets the folder of Python's library."""
+    return lambda path: monkeypatch.setattr(
+        sysconfig, "get_path", {"stdlib": str(path)}.__getitem__
+    )
+
+
+@pytest.fixture
+def library(tmp_path, library_at):
     """A library of 21 files of 10 bytes, with all that is left out."""
-    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
+    library_at(tmp_path)
     wanted = [f"{folder}m{i}.py" for folder in ("", "package/", "a/b/test_me/") for i in range(7)]
     unwanted = [
         "test/m.py",
@@ -116,34 +123,18 @@ def test_files_that_still_fit_are_taken(library):
         assert "large.py" in train.files and len(test) == 120
 
 
-def test_the_order_does_not_come_from_the_file_system(library, monkeypatch):
-    walk = os.walk
-
-    def backwards(*arguments, **options):
-        for place, folders, names in walk(*arguments, **options):
-            folders.sort(reverse=True)
-            names.sort(reverse=True)
-            yield place, folders, names
-
-    def forwards(*arguments, **options):
-        for place, folders, names in walk(*arguments, **options):
-            folders.sort()
-            names.sort()
-            yield place, folders, names
-
-    splits = []
-    for order in (backwards, forwards):
-        monkeypatch.setattr(os, "walk", order)
-        splits.append([part.files for part in library_source(2, 0.3)])
-    assert splits[0] == splits[1]
+def test_the_order_does_not_come_from_the_file_system(library, request):
+    before = [part.files for part in library_source(2, 0.3)]
+    request.getfixturevalue("folders_backwards")
+    assert [part.files for part in library_source(2, 0.3)] == before
 
 
-def test_a_library_without_source_is_one_line(tmp_path, monkeypatch):
+def test_a_library_without_source_is_one_line(tmp_path, library_at):
     for path, message in [
         (tmp_path, f"{tmp_path}: Python's library has no source files"),
         (tmp_path / "no", f"{tmp_path}/no: Python's library cannot be read: No such file"),
     ]:
-        monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(path)}.__getitem__)
+        library_at(path)
         with pytest.raises(UserError, match="^" + message) as caught:
             library_source()
         assert "\n" not in str(caught.value)

@@ -14,7 +14,6 @@ from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
 from parallel_sgd.data import load, load_libsvm, task_of
-from parallel_sgd.data.readers import text_file
 from parallel_sgd.errors import SharedError, UserError
 
 FILE = b"""\
@@ -168,7 +167,7 @@ def test_indexes_that_do_not_ascend_are_told_as_such(opened):
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])
-def test_blocks_of_any_size_and_any_number_of_ranks(opened, tmp_path, monkeypatch, block):
+def test_blocks_of_any_size_and_any_number_of_ranks(opened, tmp_path, text_blocks, block):
     random = np.random.default_rng(0)
     lines = []
     for label in range(60):
@@ -177,8 +176,7 @@ def test_blocks_of_any_size_and_any_number_of_ranks(opened, tmp_path, monkeypatc
         lines += [line + random.choice(["", " # 99:1", "\n", "\n#77:1"])]
     opened("\n".join(lines).encode())
     alone = load_libsvm(tmp_path / "a.svm")
-    monkeypatch.setattr(text_file, "BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.readers.libsvm.BLOCK", block)
+    text_blocks(block)
 
     def body(comm: Communicator):
         data = load_libsvm(tmp_path / "a.svm", comm=comm)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -17,9 +16,9 @@ import fake_cupy
 import numpy as np
 import pytest
 
-from parallel_sgd import Parameters, UserError, kernels, simulate
+from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.communication import Nccl, messages
+from parallel_sgd.communication import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
 from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets, start_nccl
@@ -125,11 +124,8 @@ class Machine:
         self.rank, self.buses = threading.local(), [f"0000:0{k}:00.0" for k in range(8)]
         self.cupy: Any = fake_cupy.cupy(self.gpu, lambda device: self.buses[self.rank.number])
         self.nccl = fake_nccl(self.gpu)
-        reference = import_module("parallel_sgd.kernels.reference")
-        monkeypatch.setattr(kernels, "_load", lambda name: reference)
-        monkeypatch.setattr(messages, "PIECE_VALUES", 64)
+        fake_cupy.install(monkeypatch, self.cupy)
         self._set = monkeypatch.setitem
-        self._set(sys.modules, "cupy", self.cupy)
         self.use(self.nccl)
 
     def use(self, nccl: Any) -> None:

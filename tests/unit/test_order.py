@@ -53,13 +53,12 @@ def test_what_was_recorded_is_replayed(tmp_path, workers):
     assert replayed(tmp_path / "made" / "here") == workers
 
 
-def test_a_long_order_is_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(order_module, "FLUSH_EVERY", 8)
-    workers = np.random.default_rng(5).integers(0, 3, 43).tolist()
+def test_a_long_order_is_written_in_parts(tmp_path):
+    workers = np.random.default_rng(5).integers(0, 3, 2 * order_module.FLUSH_EVERY + 43).tolist()
     order = RecordedOrder(str(tmp_path), 0, facts_of())
     for count, worker in enumerate(workers, 1):
         order.answered(worker)
-        assert len(order._unwritten) == count % 8
+        assert len(order._unwritten) == count % order_module.FLUSH_EVERY
     order.close()
     assert replayed(tmp_path) == workers
 

@@ -24,7 +24,6 @@ from parallel_sgd.launcher import (
     Mpiexec,
     Request,
     allocation,
-    host_resources,
     interfaces,
     parse,
     plan,
@@ -71,7 +70,7 @@ def test_a_host_with_too_few_gpus(listed: str, count: int) -> None:
         visible_gpus(2, 1, {VISIBLE: listed})
 
 
-def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
     assert gpu_count(tmp_path) == 0
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
@@ -79,12 +78,12 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "dxg").touch()
     assert gpu_count(tmp_path / "elsewhere") is None
-    for there in (4, None):  # unknown: CUDA will say it
-        monkeypatch.setattr(host_resources, "gpu_count", lambda there=there: there)
-        assert visible_gpus(2, 1, {}) == "2,3"
-    monkeypatch.setattr(host_resources, "gpu_count", lambda: 3)
+    assert visible_gpus(2, 1, {}, tmp_path / "elsewhere") == "2,3"  # unknown: CUDA will say it
+    (tmp_path / "nvidia2").touch()
     with pytest.raises(UserError, match=r"takes 4 GPUs .* and it has 3$"):
-        visible_gpus(2, 1, {})
+        visible_gpus(2, 1, {}, tmp_path)
+    (tmp_path / "nvidia3").touch()
+    assert visible_gpus(2, 1, {}, tmp_path) == "2,3"
 
 
 THERE = [

@@ -143,10 +143,10 @@ def test_a_label_beyond_the_classes_is_named_by_its_file(row, paths, folder):
     assert str(folder) in str(said.value)
 
 
-def test_more_than_memory_holds_is_refused(row, paths, monkeypatch):
+def test_more_than_memory_holds_is_refused(row, paths, memory_pages):
     whole = row.held == "memory" and row.format != "csv"  # its size is in its head
     dataset = None if whole else row.load(paths)
-    monkeypatch.setattr(os, "sysconf", lambda name: 4)
+    memory_pages(4)
     with pytest.raises(UserError, match=r"needs [\d,]+ bytes, but this machine's memory has 16"):
         dataset.arrays() if dataset else row.load(paths)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +256,5 @@ def test_signals_that_cannot_be_notices(text):
 
 def test_nobody_is_asked_outside_of_slurm(monkeypatch, capsys):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(subprocess, "run", None)
     preemption.requeue()
     assert "this is not a Slurm job" in capsys.readouterr().err

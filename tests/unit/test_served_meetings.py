@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures import Failure, FailurePlan, SimulatedFailure
+from failures import Failure, FailurePlan, SimulatedFailure, replaced
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator, Mailbox, simulate_recovery
@@ -100,19 +100,18 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> No
     assert last["test_loss"] == row.metrics["test_loss"]
 
 
-def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> None:
+def test_a_rank_dies_as_all_ask_for_the_time(tmp_path: Path) -> None:
     """By which checkpoints are due: the others ask again, and train on."""
-    stepped, allgather = SharedClock.stepped, Communicator.allgather_object
     asking, others = set[str](), threading.Semaphore(0)
 
-    def asked(clock: SharedClock) -> bool:
+    def asked(stepped: Any, clock: SharedClock) -> bool:
         asking.add(threading.current_thread().name)
         try:
             return stepped(clock)
         finally:
             asking.discard(threading.current_thread().name)
 
-    def gathered(comm: Communicator, item: Any) -> list[Any]:
+    def gathered(allgather: Any, comm: Communicator, item: Any) -> list[Any]:
         name = threading.current_thread().name
         if name in asking and name == "rank 1":
             assert all(others.acquire(timeout=20) for _ in range(2))
@@ -132,9 +131,8 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
                 checkpoints=psgd.CheckpointConfig(folder=tmp_path, every_s=1000),
             )
 
-    monkeypatch.setattr(SharedClock, "stepped", asked)
-    monkeypatch.setattr(Communicator, "allgather_object", gathered)
-    results = simulate_recovery(RANKS, body, timeout_s=30)
+    with replaced((SharedClock, "stepped", asked), (Communicator, "allgather_object", gathered)):
+        results = simulate_recovery(RANKS, body, timeout_s=30)
     assert results[1] is None
     assert [rows[-1].samples for rows in results if rows] == [120, 120]
 
@@ -310,16 +308,13 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 7))
-def test_a_checkpoint_is_begun_anew_on_all_workers(
-    monkeypatch, tmp_path: Path, number: int
-) -> None:
+def test_a_checkpoint_is_begun_anew_on_all_workers(tmp_path: Path, number: int) -> None:
     """A server dies as one worker has come through a meeting in it, and the other hears that a
     rank has died."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, min_block=10)
     come, dies, died = Counter[str](), threading.Event(), threading.Event()
-    meet, take = ConsistencyCheck.meet, Mailbox.take
 
-    def met(check: ConsistencyCheck, comm: Communicator) -> None:
+    def met(meet: Any, check: ConsistencyCheck, comm: Communicator) -> None:
         meet(check, comm)
         name = threading.current_thread().name
         come[name] += 1
@@ -328,7 +323,7 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
             assert died.wait(20)
             raise psgd.RanksLost("a rank has died")
 
-    def taken(mailbox: Mailbox, key: Any) -> Any:
+    def taken(take: Any, mailbox: Mailbox, key: Any) -> Any:
         first_has_come = dies.is_set() and come["rank 0"] >= number
         if first_has_come and threading.current_thread().name == "rank 3":
             died.set()
@@ -345,9 +340,8 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
             learner.finish()
             return learner.serves
 
-    monkeypatch.setattr(ConsistencyCheck, "meet", met)
-    monkeypatch.setattr(Mailbox, "take", taken)
-    results = simulate_recovery(RANKS, body, timeout_s=30)
+    with replaced((ConsistencyCheck, "meet", met), (Mailbox, "take", taken)):
+        results = simulate_recovery(RANKS, body, timeout_s=30)
     assert died.is_set() and results == [False, False, True, None]
     newest = psgd.Checkpoints(tmp_path).latest().name[:12]  # a death in the last one's writing
     assert int(newest) == 6 or (int(newest), number) == (4, 6)

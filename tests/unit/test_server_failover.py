@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failures import Failure, FailurePlan, SimulatedFailure
+from failures import Failure, FailurePlan, SimulatedFailure, replaced
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator, Mailbox, simulate_recovery
@@ -168,12 +168,11 @@ def test_a_server_dies_in_a_step_that_ends_no_round() -> None:
 ROUNDS = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
 
 
-def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> None:
+def test_a_server_dies_as_one_worker_has_a_part_of_the_answer() -> None:
     """That part is not taken for what the worker has pulled: its round is made again, once."""
     taken, late, died, after = Counter[str](), threading.Event(), threading.Event(), 6
-    take = Mailbox.take
 
-    def slow(mailbox: Mailbox, key: Any) -> Any:
+    def slow(take: Any, mailbox: Mailbox, key: Any) -> Any:
         """From the round after `after` on worker 1 does not hear of server 3; server 2 dies as
         worker 0 has its part."""
         sender, receiver, tag = key
@@ -193,8 +192,8 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> No
             died.set()
         return found
 
-    monkeypatch.setattr(Mailbox, "take", slow)
-    results = simulate_recovery(RANKS, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
+    with replaced((Mailbox, "take", slow)):
+        results = simulate_recovery(RANKS, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
     assert died.is_set() and results[2] is None
     for flat, lost, _ in filter(None, results):
         assert lost["server_values_lost"] == 100

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import sys
 import threading
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +17,7 @@ import fake_cupy
 import numpy as np
 import pytest
 
-from parallel_sgd import Parameters, kernels, simulate
-from parallel_sgd.communication import messages as sizes
+from parallel_sgd import Parameters, simulate
 from parallel_sgd.communication.liveness.finish import CollectiveCounter
 from parallel_sgd.communication.mpi import messages as mpi_messages
 from parallel_sgd.compression import codec_for
@@ -90,10 +87,8 @@ class World:
     def __init__(self, monkeypatch: Any, seed: int) -> None:
         self.gpu, self.network = fake_cupy.Gpu(seed), Network(seed)
         self.cupy: Any = fake_cupy.cupy(self.gpu)
-        monkeypatch.setitem(sys.modules, "cupy", self.cupy)
         monkeypatch.setattr(mpi_messages, "MPI", SimpleNamespace(Request=Request))
-        reference = import_module("parallel_sgd.kernels.reference")
-        monkeypatch.setattr(kernels, "_load", lambda name: reference)
+        fake_cupy.install(monkeypatch, self.cupy)
 
     def messages(self, rank: int, *, cuda_aware: bool) -> mpi_messages.MpiMessages:
         comm: Any = Comm(self.network, rank)
@@ -240,15 +235,14 @@ def test_numpy_arrays_go_as_they_are(world: World) -> None:
 @both_ways
 @pytest.mark.parametrize(("bits", "code"), [(32, "auto"), (1, "sign"), (1, "entropy")])
 @pytest.mark.parametrize("hosts", ["abc", "aab"])
+@pytest.mark.usefixtures("small_pieces")
 def test_a_pipeline_has_numpys_bits(
     world: World,
-    monkeypatch: pytest.MonkeyPatch,
     bits: int,
     code: str,
     hosts: str,
     cuda_aware: bool,
 ) -> None:
-    monkeypatch.setattr(sizes, "PIECE_VALUES", 128)
     world.network.exact = code != "entropy"
 
     def sums(comm: Any, parameters: Parameters, gpu: bool) -> list[Any]:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from parallel_sgd import Communicator, UserError
-from parallel_sgd import trace as trace_module
 from parallel_sgd.communication import ClockReading, rank_0_time, simulate_recovery
 from parallel_sgd.trace import NO_TRACE, Trace
 from parallel_sgd.training import traced
@@ -36,9 +35,8 @@ def test_events_know_their_thread():
     assert trace.events[0][:3] + trace.events[0][4:] == ("wire", 1.0, 2.0, {"bytes": 3})
 
 
-def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(trace_module, "MOST_EVENTS", 3)
-    trace = Trace()
+def test_memory_is_bounded():
+    trace = Trace(most_events=3)
     for number in range(5):
         trace.record(str(number), 0.0, 1.0)
     assert ([event.name for event in trace.events], trace.skipped) == (["0", "1", "2"], 2)

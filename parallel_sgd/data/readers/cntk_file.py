@@ -14,7 +14,6 @@ from ..validation import Array
 from ..view import CommunicatorView
 from .cntk_streams import Sample, Stream, alias_of, checked_streams
 from .text_file import (
-    BLOCK,
     LARGEST_SPACE,
     MOST_DIGITS,
     TextFile,
@@ -159,7 +158,7 @@ class CNTKFile:
         alias = alias_of(self.x, self.streams[self.x])
         counts, first = [np.empty(0, np.int64)], begin
         while first < end:
-            most = self.begins[first] + BLOCK
+            most = self.begins[first] + self.file.block
             after = min(max(int(self.begins.searchsorted(most)), first + 1), end)
             bounds = self.begins[first : after + 1]
             self.file.require_unchanged()

@@ -17,7 +17,6 @@ from ..sparse_rows import SparseRows
 from ..validation import Array, DType, checked_targets, float_dtype
 from ..view import CommunicatorView
 from .text_file import (
-    BLOCK,
     MOST_DIGITS,
     TextFile,
     finite_number,
@@ -295,7 +294,7 @@ def largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
     """
     largest, first = 0, 0
     while first < len(begins):
-        after = int(begins.searchsorted(begins[first] + BLOCK, side="right"))
+        after = int(begins.searchsorted(begins[first] + file.block, side="right"))
         lines, first = begins[first:after], after
         last_line = int(lines[-1])
         end = last_line + len(file.line(last_line))

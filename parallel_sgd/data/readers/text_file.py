@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ..unchanged import Identity, require_same
 from ..validation import Array
 from ..view import CommunicatorView, require_ranks
 
-BLOCK = 1 << 20  #: bytes searched at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LARGEST_SPACE = ord(" ")  #: all bytes up to this are blank
 MOST_DIGITS = 18  #: digits of any number in int64
@@ -35,8 +34,13 @@ class TextFile:
     Raises:
         UserError: the file cannot be read, is no regular file, or is empty.
 
+    Attributes:
+        block: bytes searched at a time.
+
     The constructor reads nothing. A pickled TextFile is reopened on loading, if unchanged. Local.
     """
+
+    block: ClassVar[int] = 1 << 20
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = checked_path("path", path, "file")
@@ -75,9 +79,9 @@ class TextFile:
 
     def blocks(self, begin: int, end: int) -> Iterator[tuple[int, Array]]:
         """Yield consecutive parts of the file: the place of each, and its bytes."""
-        for at in range(begin, end, BLOCK):
+        for at in range(begin, end, self.block):
             self.require_unchanged()
-            yield at, self.bytes[at : min(at + BLOCK, end)]
+            yield at, self.bytes[at : min(at + self.block, end)]
 
     def line_begins(self, comm: CommunicatorView | None = None) -> IndexArray:
         """Return the places of the first bytes of all lines: int64 [lines].

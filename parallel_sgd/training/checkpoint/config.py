@@ -83,14 +83,20 @@ class SharedClock:
     Args:
         seconds: the interval between two expirations.
         gathered: gathers one number from each rank, on all ranks (`Learner.gathered`). Collective.
+        now: this rank's clock, in seconds.
     """
 
-    def __init__(self, seconds: float, gathered: Callable[[float], list[float]]) -> None:
-        self._seconds, self._gathered = seconds, gathered
+    def __init__(
+        self,
+        seconds: float,
+        gathered: Callable[[float], list[float]],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._seconds, self._gathered, self._now = seconds, gathered, now
         self._restart()
 
     def _restart(self) -> None:
-        self._since, self._steps, self._ask_at = time.perf_counter(), 0, 1
+        self._since, self._steps, self._ask_at = self._now(), 0, 1
 
     def stepped(self) -> bool:
         """Count a step. Return whether the interval has passed.
@@ -100,7 +106,7 @@ class SharedClock:
         self._steps += 1
         if self._steps < self._ask_at:
             return False
-        passed = max(self._gathered(time.perf_counter() - self._since))
+        passed = max(self._gathered(self._now() - self._since))
         if passed >= self._seconds:
             self._restart()
             return True
