@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .train.data import TrainingData, read_data
     from .train.model import make_model
     from .train.options import parser
+    from .train.reporting import print_choices
 
 __all__ = [
     "BURST",
@@ -26,6 +27,7 @@ __all__ = [
     "make_model",
     "parser",
     "payload_rate",
+    "print_choices",
     "read",
     "read_data",
     "train_on",
@@ -41,5 +43,6 @@ __getattr__, __dir__ = on_first_use(
         "train.data": ("TrainingData", "read_data"),
         "train.model": ("make_model",),
         "train.options": ("parser",),
+        "train.reporting": ("print_choices",),
     },
 )

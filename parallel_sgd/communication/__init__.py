@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .entry_point import abort_on_error
     from .liveness.abort import install_excepthook_if_launched, print_labelled, user_message
     from .liveness.heartbeat import Heartbeat, HeartbeatTable, RankState, make_heartbeat_table
-    from .liveness.preemption import listen, preemption_requested
+    from .liveness.preemption import chosen_signals, listen, preemption_requested, requeue
     from .liveness.rank_status import Status, report_start, report_status
     from .liveness.watchdog import Watchdog
     from .messages import PIECE_BYTES, PIECE_VALUES
@@ -93,6 +93,7 @@ __all__ = [
     "abort_on_error",
     "can_recover",
     "checked_timeout",
+    "chosen_signals",
     "compare_clocks",
     "default_timeout",
     "in_brief",
@@ -112,6 +113,7 @@ __all__ = [
     "report_start",
     "report_status",
     "requested_servers",
+    "requeue",
     "retry",
     "simulate",
     "simulate_recovery",
@@ -130,7 +132,7 @@ __getattr__, __dir__ = on_first_use(
         "entry_point": ("abort_on_error",),
         "liveness.abort": ("install_excepthook_if_launched", "print_labelled", "user_message"),
         "liveness.heartbeat": ("Heartbeat", "HeartbeatTable", "RankState", "make_heartbeat_table"),
-        "liveness.preemption": ("listen", "preemption_requested"),
+        "liveness.preemption": ("chosen_signals", "listen", "preemption_requested", "requeue"),
         "liveness.rank_status": ("Status", "report_start", "report_status"),
         "liveness.watchdog": ("Watchdog",),
         "messages": ("PIECE_BYTES", "PIECE_VALUES"),

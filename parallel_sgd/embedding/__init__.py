@@ -5,7 +5,7 @@ The messages between workers and servers are in `parallel_sgd.parameter_server`.
 
 from .files import check_tables
 from .options import ArrayTable, Embedding, Table, Tables
-from .rows import RowTable
+from .rows import RowTable, server_of
 from .tables import COUNTS, ServedTables
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Table",
     "Tables",
     "check_tables",
+    "server_of",
 ]

@@ -41,9 +41,9 @@ def torch_program(name: str, text: str) -> Misuse:
 
 
 HELP_ON_ONE_RANK = """import sys
-from parallel_sgd.command_line.train.command import main
+from parallel_sgd.command_line import train
 from parallel_sgd.communication import launched_rank
-main(["--help"] if launched_rank() == 1 else ["--no-plot"])
+train.main(["--help"] if launched_rank() == 1 else ["--no-plot"])
 """
 
 OPTIONS = [

@@ -24,8 +24,7 @@ from parallel_sgd import (
     Parameters,
     UserError,
 )
-from parallel_sgd.command_line.train import command as train
-from parallel_sgd.command_line.train.reporting import print_choices
+from parallel_sgd.command_line import print_choices, read
 from parallel_sgd.communication import launched_rank
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure
@@ -374,7 +373,7 @@ def test_what_is_said_before_training(comm, links):
 
 
 def options_of(line: str) -> DataParallelSGD:
-    _, algorithm, _ = train.read(line.split())
+    _, algorithm, _ = read(line.split())
     assert isinstance(algorithm, DataParallelSGD)
     return algorithm
 
@@ -422,5 +421,5 @@ def test_the_command_line():
 )
 def test_what_the_command_line_refuses(line, wrong):
     with pytest.raises(UserError, match=wrong) as raised:
-        train.read(line.split())
+        read(line.split())
     assert "\n" not in str(raised.value)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.communication.liveness import preemption
+from parallel_sgd.communication import requeue
 
 LISTENS = """
 import os, signal, sys
-from parallel_sgd.communication.liveness import preemption
+from parallel_sgd.communication import listen, preemption_requested
 os.environ["PARALLEL_SGD_PREEMPT_ON"] = "SIGUSR2,SIGTERM"
 signal.signal(signal.SIGTERM, lambda number, frame: print("mine", flush=True))
-preemption.listen()
+listen()
 before = signal.getsignal(signal.SIGTERM)
 
 def calls_the_one_before(number, frame):
@@ -23,11 +23,11 @@ def calls_the_one_before(number, frame):
     before(number, frame)
 
 signal.signal(signal.SIGTERM, calls_the_one_before)
-preemption.listen()
-preemption.listen()
-assert not preemption.preemption_requested()
+listen()
+listen()
+assert not preemption_requested()
 os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-assert preemption.preemption_requested()
+assert preemption_requested()
 """
 
 
@@ -53,6 +53,6 @@ def test_slurm_is_asked_to_requeue(tmp_path, monkeypatch, capsys, script, said):
         Path("scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) if script is None else f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "5")
-    preemption.requeue()
+    requeue()
     assert said in capsys.readouterr().err
     assert script != 'echo "$@" > asked' or Path("asked").read_text() == "requeue 5\n"

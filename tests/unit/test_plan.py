@@ -13,8 +13,7 @@ import pytest
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
 from parallel_sgd.__main__ import main
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.command_line import plan
-from parallel_sgd.command_line.train import command as train
+from parallel_sgd.command_line import plan, read
 from parallel_sgd.compression import auto_bits, registered_bits
 from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, exchange_s
 from parallel_sgd.exchange import ExchangeOptions
@@ -168,7 +167,7 @@ def test_memory_is_what_training_takes(bits):
 @pytest.mark.parametrize("candidate", candidates(JOB), ids=lambda c: f"{c.name} {c.bits}")
 def test_the_options_are_those_of_train(candidate):
     words = f"{candidate.options} --gradient-bits {candidate.bits}".split()
-    _, algorithm, _ = train.read(words)
+    _, algorithm, _ = read(words)
     kind = DataParallelASGD if isinstance(candidate, Servers) else DataParallelSGD
     assert type(algorithm) is (candidate.algorithm if isinstance(candidate, Blocks) else kind)
     assert algorithm.gradient_bits == candidate.bits

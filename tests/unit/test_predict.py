@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.command_line import read, train_on
-from parallel_sgd.command_line.predict import main
+from parallel_sgd.command_line import predict, read, train_on
 
 NAMES = np.array(["cat", "dog", "emu"])
 
@@ -56,7 +55,7 @@ def last_row(run: str = "run") -> dict[str, Any]:
 def predicted(capsys: Any, *arguments: str) -> tuple[list[list[str]], str]:
     """The rows, and what was told of them."""
     capsys.readouterr()
-    assert main(["run", *arguments]) == 0
+    assert predict.main(["run", *arguments]) == 0
     out, err = capsys.readouterr()
     return list(csv.reader(out.splitlines())), err
 
@@ -105,7 +104,7 @@ def test_to_a_file_with_probabilities(run, capsys):
     x, y = samples(150, 1400)  # more than one batch
     write_table("new.csv", x, label=NAMES[y])
     classes = [row[0] for row in predicted(capsys, "new.csv")[0]]
-    assert main(["run", "new.csv", "--probabilities", "--output", "out.csv"]) == 0
+    assert predict.main(["run", "new.csv", "--probabilities", "--output", "out.csv"]) == 0
     assert capsys.readouterr().out.startswith("1250 samples, loss ")
     rows = list(csv.reader(Path("out.csv").read_text().splitlines()))
     assert rows[0] == ["class", "probability_0", "probability_1", "probability_2"]
@@ -116,7 +115,7 @@ def test_to_a_file_with_probabilities(run, capsys):
     before = Path("out.csv").read_bytes()
     Path("new.csv").write_text("a,b,c,label\n1,2,3,cat\n1,2,x,dog\n")
     with pytest.raises(UserError, match=r"new\.csv"):
-        main(["run", "new.csv", "--output", "out.csv"])
+        predict.main(["run", "new.csv", "--output", "out.csv"])
     assert Path("out.csv").read_bytes() == before
     assert sorted(path.name for path in Path().iterdir()) == [
         "new.csv",
@@ -136,7 +135,7 @@ def test_what_was_tested_on_is_scored_as_in_training(capsys):
     for model in ("linear", "own.py:network"):
         trained("--data", "data", "--model", model, "--lr", "0.1", output=f"of-{model}")
         capsys.readouterr()
-        assert main([f"of-{model}", "data"]) == 0  # the part to test on
+        assert predict.main([f"of-{model}", "data"]) == 0  # the part to test on
         out, err = capsys.readouterr()
         metrics = last_row(f"of-{model}")
         assert len(out.splitlines()) == 51
@@ -156,12 +155,12 @@ def test_numbers_and_labels(capsys):
     values = np.array(rows[1:], float)
     assert np.corrcoef(values[:, 0], z @ [1.0, 2, 3])[0, 1] > 0.9
     with pytest.raises(UserError, match="probabilities=True has no effect without a task with"):
-        main(["run", "train.csv", "--y", "u", "v", "--probabilities"])
+        predict.main(["run", "train.csv", "--y", "u", "v", "--probabilities"])
     labels = (z > 0).astype(int)
     write_table("labels.csv", z, u=labels[:, 0], v=labels[:, 1])
     trained("--data", "labels.csv", "--y", "u", "v", "--x", *"abc", "--lr", "1", output="run2")
     capsys.readouterr()
-    assert main(["run2", "labels.csv", "--probabilities"]) == 0
+    assert predict.main(["run2", "labels.csv", "--probabilities"]) == 0
     out, err = capsys.readouterr()
     rows = list(csv.reader(out.splitlines()))
     assert rows[0] == ["label_0", "label_1", "probability_0", "probability_1"] and "f1 " in err
@@ -192,7 +191,7 @@ def test_misuse(run):
         ("run", "new.csv", "--output", "empty"): "empty",
     }.items():
         with pytest.raises(UserError, match=message) as refused:
-            main(arguments)
+            predict.main(arguments)
         assert "\n" not in str(refused.value)
     for change, message in [
         ({"outputs": -1}, "outputs=-1 must be a whole number, at least 1"),
@@ -203,7 +202,7 @@ def test_misuse(run):
         before = Path("run/options.json").read_text()
         edited(change)
         with pytest.raises(UserError, match=message):
-            main(["run", "new.csv"])
+            predict.main(["run", "new.csv"])
         Path("run/options.json").write_text(before)
     for text, wrong in {
         "[" * 100_000: "is a JSON document that is nested too deep",
@@ -213,4 +212,4 @@ def test_misuse(run):
     }.items():
         Path("run/options.json").write_text(text)
         with pytest.raises(UserError, match=f"run/options.json: {wrong}"):
-            main(["run", "new.csv"])
+            predict.main(["run", "new.csv"])

@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from kernel_cases import CASES, Case
 
 from parallel_sgd.kernels import Blocks, cut, payload_offsets, reference
-from parallel_sgd.kernels.reference import F32
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 ROUNDING = 2.0**-24  # of one float32 operation, relative to its result
@@ -43,7 +42,7 @@ class Format:
 
     def of(self, v, block_size=1024):
         """q and the residual of one parameter of values v."""
-        v = np.asarray(v, F32)
+        v = np.asarray(v, np.float32)
         return self(self.blocks(cut([len(v)], block_size)), v, np.full_like(v, -0.0))[:2]
 
     def blocks(self, starts):
@@ -132,7 +131,7 @@ def test_levels_are_the_nearest_multiples_of_one_step(fmt, case):
 @pytest.mark.parametrize("nonzeros", [1, 8, 64, 1024])
 def test_levels_keep_up_with_a_constant_gradient(fmt, nonzeros):
     """|r'| <= step / 2 <= (max|g| + max|r|) / (2 largest), whose fixed point is the bound."""
-    gradient = np.zeros(1024, F32)
+    gradient = np.zeros(1024, np.float32)
     gradient[:nonzeros] = np.random.default_rng(nonzeros).standard_normal(nonzeros)
     bound = np.abs(gradient).max() / (2**fmt.bits - 3)
     blocks, r = fmt.blocks(cut([1024], 1024)), np.zeros_like(gradient)
@@ -163,13 +162,13 @@ def test_a_raw_block_is_exact(fmt, case):
 def test_a_block_of_one_value_is_nearly_exact(fmt, value):
     q, r = fmt.of([value] * 1000)
     tolerance = {"float16": 2**-11, "bfloat16": 2**-8}.get(fmt.name, 1e-5)
-    assert np.abs(q - F32(value)).max() <= tolerance * abs(value)
+    assert np.abs(q - np.float32(value)).max() <= tolerance * abs(value)
     assert np.abs(r).max() <= tolerance * abs(value)
 
 
 def test_the_encoder_keeps_a_power_of_two_scale():
     """Nothing depends on the scale of a gradient, but for the ends of float16's range."""
-    v = np.random.default_rng(5).standard_normal(3000).astype(F32)
+    v = np.random.default_rng(5).standard_normal(3000).astype(np.float32)
     for fmt in (f for f in FORMATS if f.name != "float16"):
         q, r = fmt.of(v)
         q4, r4 = fmt.of(4 * v)
@@ -186,7 +185,7 @@ def test_float16_keeps_what_is_beyond_its_largest():
 @repeatable
 @given(arrays(np.uint32, st.integers(1, 50), elements=st.integers(0, 0x7F00_0000)), st.booleans())
 def test_bfloat16_is_the_nearest_and_of_two_the_even(words, negative):
-    v = words.view(np.float32) * F32(-1 if negative else 1)
+    v = words.view(np.float32) * np.float32(-1 if negative else 1)
     q, _ = HALVES[1].of(v)
     below = (words & 0xFFFF_0000).view(np.float32).astype(np.float64)  # towards zero
     above = ((words & 0xFFFF_0000) + 0x1_0000).view(np.float32).astype(np.float64)
@@ -201,13 +200,13 @@ def test_bfloat16_is_the_nearest_and_of_two_the_even(words, negative):
 @repeatable
 @given(st.integers(0, 3000), st.integers(0, 10))
 def test_lane_sum_is_a_sum(n, seed):
-    values = np.random.default_rng(seed).standard_normal(n).astype(F32)
+    values = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
     exact = values.astype(np.float64).sum()
     assert abs(reference.lane_sum(values) - exact) <= 1e-6 * np.abs(values).sum(dtype=float)
 
 
 def test_largest_magnitude():
-    assert reference.largest_magnitude(np.zeros(0, F32)) == 0
-    assert reference.largest_magnitude(F32([1, -3, 2])) == 3
-    assert reference.largest_magnitude(F32([1, -np.inf])) == np.inf
+    assert reference.largest_magnitude(np.zeros(0, np.float32)) == 0
+    assert reference.largest_magnitude(np.float32([1, -3, 2])) == 3
+    assert reference.largest_magnitude(np.float32([1, -np.inf])) == np.inf
     assert np.isnan(reference.largest_magnitude(np.array([np.inf, np.nan, 1])))

@@ -13,8 +13,8 @@ import pytest
 from disks import files_of_at_most
 
 import parallel_sgd as psgd
+from parallel_sgd.communication import chosen_signals, requeue
 from parallel_sgd.communication import job_environment as launched
-from parallel_sgd.communication.liveness import preemption
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -251,10 +251,10 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written(job):
 @pytest.mark.parametrize("text", ["SIGKILL", "usr3", ""])
 def test_signals_that_cannot_be_notices(text):
     with pytest.raises(psgd.UserError, match="must be of SIGUSR1, SIGUSR2, SIGTERM"):
-        preemption.chosen_signals(text)
+        chosen_signals(text)
 
 
 def test_nobody_is_asked_outside_of_slurm(monkeypatch, capsys):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    preemption.requeue()
+    requeue()
     assert "this is not a Slurm job" in capsys.readouterr().err

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from row_model import LAST, POOLS, mix, unmix
 
 from parallel_sgd import MomentumSGD, UserError
-from parallel_sgd.embedding import Embedding, RowTable
-from parallel_sgd.embedding.rows import server_of
+from parallel_sgd.embedding import Embedding, RowTable, server_of
 from parallel_sgd.kernels import row_kernels
 
 kernels = row_kernels()

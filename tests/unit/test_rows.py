@@ -13,9 +13,8 @@ from row_model import LAST, POOLS, RowModel, initial
 
 from parallel_sgd import SGD, Adagrad, Adam, UserError
 from parallel_sgd.array_files import write_arrays
-from parallel_sgd.embedding import Embedding, RowTable, check_tables
+from parallel_sgd.embedding import Embedding, RowTable, check_tables, server_of
 from parallel_sgd.embedding.records import Records
-from parallel_sgd.embedding.rows import server_of
 from parallel_sgd.kernels import memory, row_kernels
 from parallel_sgd.schedules import Linear
 

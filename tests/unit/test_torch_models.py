@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from parallel_sgd.torch.models import ByteTransformer, ResNet
+from parallel_sgd.torch import models
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def seeded():
 
 
 def tiny(**options):
-    return ByteTransformer(16, 2, 4, context=12, **options)
+    return models.ByteTransformer(16, 2, 4, context=12, **options)
 
 
 def parameters(model):
@@ -25,12 +25,12 @@ def parameters(model):
 
 
 def test_the_sizes_are_as_named():
-    assert parameters(ResNet()) == 174_970
-    assert parameters(ByteTransformer.of("5M")) == pytest.approx(5e6, rel=0.03)
+    assert parameters(models.ResNet()) == 174_970
+    assert parameters(models.ByteTransformer.of("5M")) == pytest.approx(5e6, rel=0.03)
     with torch.device("meta"):
-        assert parameters(ByteTransformer.of("25M")) == pytest.approx(25e6, rel=0.03)
-        tied = ByteTransformer.of("5M", tied=True)
-        assert parameters(ByteTransformer.of("5M")) - parameters(tied) == 256 * 256
+        assert parameters(models.ByteTransformer.of("25M")) == pytest.approx(25e6, rel=0.03)
+        tied = models.ByteTransformer.of("5M", tied=True)
+        assert parameters(models.ByteTransformer.of("5M")) - parameters(tied) == 256 * 256
 
 
 def test_shapes_of_the_resnet():
@@ -38,13 +38,13 @@ def test_shapes_of_the_resnet():
         (28, {}, 10),
         (33, {"channels": (4, 8), "blocks": (1, 3), "classes": 7}, 7),
     ]:
-        assert ResNet(**options)(torch.rand(3, 1, size, size)).shape == (3, classes)
+        assert models.ResNet(**options)(torch.rand(3, 1, size, size)).shape == (3, classes)
     with pytest.raises(ValueError, match="zip"):
-        ResNet(channels=(4, 8))
+        models.ResNet(channels=(4, 8))
 
 
 def test_images_do_not_see_each_other_once_trained():
-    model, x = ResNet((4, 8), (1, 1)), torch.rand(3, 1, 28, 28)
+    model, x = models.ResNet((4, 8), (1, 1)), torch.rand(3, 1, 28, 28)
     together, alone = model(x)[:1], model(x[:1])
     assert not torch.allclose(together, alone)  # batch normalization
     model.eval()
@@ -82,7 +82,7 @@ def test_a_tied_head_is_the_embedding():
 
 
 def test_the_first_guess_is_nearly_uniform():
-    for model in (tiny(), tiny(tied=True), ByteTransformer.of("5M", context=8)):
+    for model in (tiny(), tiny(tied=True), models.ByteTransformer.of("5M", context=8)):
         y = torch.randint(256, (4, 8))
         loss = functional.cross_entropy(model(y).flatten(0, 1), y.flatten())
         assert loss.item() == pytest.approx(torch.tensor(256.0).log().item(), abs=0.3)
@@ -92,15 +92,15 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="x has 13 positions: must be at most context=12"):
         tiny()(torch.zeros(1, 13, dtype=torch.int64))
     with pytest.raises(ValueError, match="width=10 must be a multiple of heads=4"):
-        ByteTransformer(10, 1, 4)
+        models.ByteTransformer(10, 1, 4)
     with pytest.raises(ValueError, match="size='7B' must be one of '5M', '25M'"):
-        ByteTransformer.of("7B")
+        models.ByteTransformer.of("7B")
 
 
 @pytest.mark.parametrize("kind", ["resnet", "transformer", "tied"])
 def test_a_step_lowers_the_loss(kind):
     if kind == "resnet":
-        model, x, y = ResNet(), torch.rand(16, 1, 28, 28), torch.randint(10, (16,))
+        model, x, y = models.ResNet(), torch.rand(16, 1, 28, 28), torch.randint(10, (16,))
     else:
         model, text = tiny(tied=kind == "tied"), torch.randint(256, (8, 13))
         x, y = text[:, :-1], text[:, 1:]

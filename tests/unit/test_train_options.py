@@ -10,9 +10,8 @@ import time
 import pytest
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line import parser, read
+from parallel_sgd.command_line import parser, read, simulate
 from parallel_sgd.command_line.options import describe
-from parallel_sgd.command_line.simulate import main as simulate
 from parallel_sgd.command_line.train.command import _new_output
 from parallel_sgd.launcher import THREAD_VARIABLES
 from parallel_sgd.schedules import Cosine, Linear, Steps, WarmUp
@@ -143,8 +142,8 @@ def test_options_of_simulate(monkeypatch, capsys):
     for name in THREAD_VARIABLES:  # else it would start anew with them
         monkeypatch.setenv(name, "1")
     with pytest.raises(UserError, match="cuda_aware=True has no effect without MPI"):
-        simulate(["-n", "2", "--device", "cuda", "--cuda-aware"])
-    assert simulate(["--help"]) == 0
+        simulate.main(["-n", "2", "--device", "cuda", "--cuda-aware"])
+    assert simulate.main(["--help"]) == 0
     assert re.search(r"-n N[\s\S]*--gradient-bits", capsys.readouterr().out)
 
 
