@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
@@ -28,7 +29,7 @@ from parallel_sgd import (
 )
 
 from .report import Report, positive
-from .timing import in_turn, seconds_of
+from .timing import seconds_of
 
 VECTORS = 3  #: of the model's size in a checkpoint: the model and Adam's two
 STEPS = 10  #: between two checkpoints
@@ -65,51 +66,45 @@ def _measure(folder: Path, values: int, repeats: int) -> Report:
             os.fsync(file.fileno())
         (folder / "plain").unlink()
 
-    def copy() -> None:
-        checkpoints.save(learner)
-
     step()
-    copy()  # the first one takes memory, and makes a communicator
+    checkpoints.save(learner)  # the first one takes memory, and makes a communicator
     checkpoints.wait()
-    lists: list[list[float]] = [[] for _ in range(6)]
-    writes, saves, alone, copies, meanwhile, spans = lists
-    counts: list[int] = []
+    seconds: dict[str, list[float]] = defaultdict(list)
+    losses: list[tuple[float, int]] = []  #: seconds of a save in the background; steps meanwhile
     for _ in range(repeats):
-        writes.append(seconds_of(plain))
+        seconds["plain"].append(seconds_of(plain))
         step()
-        saves.append(seconds_of(lambda: checkpoints.save(learner, background=False)))
-        writes.append(seconds_of(plain))
-        alone += in_turn({"": step}, STEPS, warm_up=0)[""]
+        save = seconds_of(lambda: checkpoints.save(learner, background=False))
+        seconds["save"].append(save)
+        seconds["plain"].append(seconds_of(plain))
+        seconds["step"] += [seconds_of(step) for _ in range(STEPS)]
         begin = time.perf_counter()
-        copies.append(seconds_of(copy))
+        seconds["copy"].append(seconds_of(lambda: checkpoints.save(learner)))
         during = []
         while checkpoints.writing:
             during.append(seconds_of(step))
         checkpoints.wait()
-        spans.append(time.perf_counter() - begin)
-        counts.append(len(during))
-        meanwhile += during
-    loads = in_turn({"": lambda: load_checkpoint(learner, folder)}, repeats, warm_up=0)[""]
+        losses.append((time.perf_counter() - begin, len(during)))
+        seconds["meanwhile"] += during
+    loads = [seconds_of(lambda: load_checkpoint(learner, folder)) for _ in range(repeats)]
 
-    usual = median(alone)
-    megabytes, write = VECTORS * parameters.flat.nbytes / 1e6, min(writes)
+    usual, meanwhile = median(seconds["step"]), seconds["meanwhile"]
+    megabytes, write = VECTORS * parameters.flat.nbytes / 1e6, min(seconds["plain"])
     report = Report(f"A checkpoint of {megabytes:.0f} MB, one rank")
     peer = "a plain write and fsync"
-
-    def speed(name: str, seconds: float) -> None:
-        report.compare(name, megabytes / seconds, "MB/s", peer, megabytes / write, ".0f")
-
-    speed("written before returning", min(saves))
-    report.compare("in the background, until on the disk", min(spans), "s", peer, write, ".3f")
-    report.compare("training stands still", min(copies), "s", peer, write, ".3f")
-    report.add(
-        "a step meanwhile",
-        median(meanwhile) if meanwhile else float("nan"),
-        "s",
-        f"one while nothing is written, {usual:.4f} s; {len(meanwhile)} steps",
-        median(meanwhile) / usual if meanwhile else None,
-    )
-    cost = median(span - steps * usual for span, steps in zip(spans, counts, strict=True))
-    report.compare("training loses in all, per checkpoint", cost, "s", peer, write, ".3f")
-    speed("loading", min(loads))
+    for name, fastest in (
+        ("written before returning", min(seconds["save"])),
+        ("loading", min(loads)),
+    ):
+        report.compare(name, megabytes / fastest, "MB/s", peer, megabytes / write, ".0f")
+    cost = median(span - steps * usual for span, steps in losses)
+    for name, value in (
+        ("in the background, until on the disk", min(losses)[0]),
+        ("training stands still", min(seconds["copy"])),
+        ("training loses in all, per checkpoint", cost),
+    ):
+        report.compare(name, value, "s", peer, write, ".3f")
+    if meanwhile:
+        peer = f"{len(meanwhile)} steps; one while nothing is written"
+        report.compare("a step meanwhile", median(meanwhile), "s", peer, usual, ".4f")
     return report

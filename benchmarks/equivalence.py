@@ -8,7 +8,6 @@ confidence if the 90 % bootstrap interval does (two one-sided tests).
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import numpy as np
@@ -25,25 +24,20 @@ from .statistics import compare
 
 HIDDEN, EPOCHS, MINIBATCH = 512, 40, 64
 LR = {0: 0.3, 40_000: 0.05}
+MARGIN = 0.01  #: of equivalence, in nats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=positive, default=4, metavar="K", help="(default: 4)")
     parser.add_argument("--seeds", type=positive, default=12, help="pairs of runs (default: 12)")
-    parser.add_argument(
-        "--margin", type=float, default=0.01, help="of equivalence, in nats (default: 0.01)"
-    )
-    parser.add_argument("--gradient-bits", type=json.loads, default=1, help="(default: 1)")
 
 
 def main(options: argparse.Namespace) -> Report:
-    outcomes = on_ranks(
-        options.ranks, "equivalence", {"seeds": options.seeds, "bits": options.gradient_bits}
-    )
-    parallel, serial = np.array(outcomes["parallel"]), np.array(outcomes["serial"])
+    outcomes = on_ranks(options.ranks, "equivalence", {"seeds": options.seeds})
+    parallel, serial = map(np.array, outcomes)
     report = Report(
-        f"{options.ranks} ranks, {options.gradient_bits} bit, against serial SGD: digits, "
-        f"{options.seeds} seeds, MLP 64-{HIDDEN}-10, {EPOCHS} epochs"
+        f"{options.ranks} ranks, 1 bit, against serial SGD: digits, {options.seeds} seeds, "
+        f"MLP 64-{HIDDEN}-10, {EPOCHS} epochs"
     )
     for seed, (ours, theirs) in enumerate(zip(parallel, serial, strict=True)):
         reference = f"serial SGD, {theirs[0]:.4f} (accuracy {ours[1]:.2%} and {theirs[1]:.2%})"
@@ -51,38 +45,32 @@ def main(options: argparse.Namespace) -> Report:
     for i, name, unit in ((0, "mean test loss", "nats"), (1, "mean accuracy", "")):
         ours, theirs = parallel[:, i].mean(), serial[:, i].mean()
         report.add(name, ours, unit, f"serial SGD, {theirs:.4f}", ours / theirs)
-    difference = compare(parallel[:, 0], serial[:, 0], options.margin)
+    difference = compare(parallel[:, 0], serial[:, 0], MARGIN)
     verdict = "equivalent" if difference.equivalent else "not shown to be equivalent"
     name, said = "mean difference in test loss", f"{difference}: {verdict}"
     report.add(name, difference.mean, "nats", said, difference.reach)
     return report
 
 
-def measure(comm: Communicator, seeds: int, bits: float) -> dict[str, Any]:
-    """Train all pairs on all ranks; return (test loss, accuracy) of every run."""
-    algorithm = DataParallelSGD(gradient_bits=bits)
+def measure(comm: Communicator, seeds: int) -> tuple[list[Any], list[Any]]:
+    """Train all pairs on all ranks; return (test loss, accuracy) of 1-bit and of serial runs."""
     parallel, serial = [], []
     for seed in range(seeds):
-        parallel.append(_train(seed, algorithm, comm))
+        parallel.append(_train(seed, DataParallelSGD(gradient_bits=1), comm))
         if comm.rank == 0:
             serial.append(_train(seed, DataParallelSGD(), Communicator.single()))
-    return {"parallel": parallel, "serial": serial}
+    return parallel, serial
 
 
-def _train(seed: int, algorithm: DataParallelSGD, comm: Communicator) -> tuple[float, float]:
+def _train(
+    seed: int, algorithm: DataParallelSGD, comm: Communicator
+) -> tuple[float | None, float | None]:
     train, test = digits(seed=seed)
     model = MLP([64, HIDDEN, 10], seed=seed)
     with Learner(model.parameters, SGD(lr=Steps(LR)), algorithm, comm) as learner:
+        data: dict[str, Any] = {"train": train, "test": test, "minibatch_size": MINIBATCH}
         session = TrainingSession(
-            learner=learner,
-            objective=model,
-            train=train,
-            test=test,
-            minibatch_size=MINIBATCH,
-            epochs=EPOCHS,
-            seed=seed,
+            learner=learner, objective=model, epochs=EPOCHS, seed=seed, **data
         )
         metrics = session.run()[-1].metrics
-    loss, accuracy = metrics["test_loss"], metrics["test_accuracy"]
-    assert loss is not None and accuracy is not None
-    return loss, accuracy
+    return metrics["test_loss"], metrics["test_accuracy"]

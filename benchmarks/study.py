@@ -161,24 +161,21 @@ class Runs(Generic[Run, Outcome]):
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
     """Return a pool of processes with a core each, if possible; all end with this process."""
-    context = multiprocessing.get_context("spawn")
     for library in ("OPENBLAS", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-    numbers = context.Queue()
-    for number in range(jobs):
-        numbers.put(number)
-    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(numbers,))
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
 
 
-def _begin(numbers: Any) -> None:
+def _begin() -> None:
     """Keep this process on one core: the threads of a run then wait less for each other.
 
     The process ends with its parent, even if the parent is killed.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    number = int(multiprocessing.current_process().name.rpartition("-")[2])
     with suppress(AttributeError, OSError):  # where the system does not offer it
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[numbers.get() % len(cores)]})
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def _end_with_parent() -> None:

@@ -68,9 +68,6 @@ class Cell:
         steps = f"{task.steps_on(self.ranks)} steps of {self.optimizer}"
         return f"{task.title}, K = {self.ranks}, {steps}"
 
-    def __str__(self) -> str:
-        return self.task if self.ranks is None else f"{self.task}, {self.optimizer}"
-
 
 FACTORS = {
     ("SGD", "sign"): 2,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from parallel_sgd import (
     PowerSGD,
     SlowMo,
 )
-from parallel_sgd.compression import Codec, register, unregister
 
 from .top_k import TopK
 
@@ -38,7 +36,6 @@ class Contender:
         options: fixed ones.
         local: whether ranks train alone for a block.
         first: bits at the beginning, and for what part of all samples.
-        codec: a codec of the benchmark, with its bits, registered while a run needs it.
         ranks, optimizer: of the runs in cells that leave these to the contenders.
         rates: the origins of learning rate and options, of a run each, the best first: see
             `study.Line`.
@@ -52,7 +49,6 @@ class Contender:
     options: Options = ()
     local: bool = False
     first: tuple[float, float] | None = None
-    codec: tuple[float, type[Codec]] | None = None
     ranks: tuple[int, ...] = ()
     optimizer: str = "SGD"
     rates: tuple[str, ...] = ("tuned",)
@@ -67,19 +63,6 @@ class Contender:
             bits, part = self.first
             every["gradient_bits"] = {0: bits, round(part * samples): every["gradient_bits"]}
         return self.make(**every)
-
-    @contextmanager
-    def known(self) -> Iterator[None]:
-        """Register the codec for a `with` block."""
-        if self.codec is None:
-            yield
-            return
-        bits, codec = self.codec
-        register(bits)(codec)
-        try:
-            yield
-        finally:
-            unregister(codec)
 
 
 SYNCHRONOUS, GROWING, COMPRESSED, FEW = (4, 8), (8, 16, 32, 64), (8, 16, 32), (8, 32)
@@ -206,7 +189,7 @@ GRADIENTS = {
     "0.25": _sent("0.25 bit", "#2a8a4a", "o", 0.25),
     "0.1": _sent("0.1 bit", "#2a8a4a", "o", 0.1),
     "sign": _sent("1 bit, sign", "#cc4444", "x", 1, code="sign"),
-    "top-k": replace(_sent("top 16 of 1024", "#e08214", "v", TopK.bits), codec=(TopK.bits, TopK)),
+    "top-k": _sent("top 16 of 1024", "#e08214", "v", TopK.bits),
     "PowerSGD-1": _power(1),
     "PowerSGD-4": _power(4),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +18,33 @@ from .study import Figures, Groups, Result, find
 from .task import Task
 from .tasks import TASKS
 
+SAMPLES = "thousands of samples, of all ranks"
 TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
 
 
-def by_samples(groups: Groups, path: Path) -> None:
-    """Draw the test loss against samples."""
-    _curves(groups, path, "thousands of samples, of all ranks", _thousands)
-
-
-def by_bytes(groups: Groups, path: Path) -> None:
-    """Draw the test loss against bytes; of serial SGD its end."""
-
-    def megabytes(task: Task, result: Result) -> Any:
-        if result.line.ranks == 1 or not result.bytes_sent:
-            return None
-        return _parts(result) * result.bytes_sent / result.line.ranks / 1e6
-
-    _curves(groups, path, "MB sent by a rank", megabytes)
-
-
-def _curves(groups: Groups, path: Path, name: str, x_of: Callable[[Task, Result], Any]) -> None:
-    """Draw contenders with their best rates on one number of ranks; the first one's end as a line
-    if the first has no x."""
+def by_samples(groups: Groups, path: Path, *, sent: bool = False) -> None:
+    """Draw the test loss against samples, or bytes sent; then of serial SGD its end."""
     k = shown_ranks(groups)
     with _panels(groups, path, f"K = {k}, tuned rates: mean of {{}} seeds") as grid:
         for task, results, axes in grid:
             for result in results:
-                contender, line = CONTENDERS[result.line.contender], result.line
+                line, contender = result.line, CONTENDERS[result.line.contender]
                 if line.rates != contender.rates[0] or line.ranks not in (1, k):
                     continue
                 if line.contender == "1 bit without":  # has a figure of its own, far above
                     continue
-                x, (color, style) = x_of(task, result), contender.style
-                if x is not None:
+                x, (color, style) = _thousands(task, result), contender.style
+                if sent:
+                    x = _parts(result) * result.bytes_sent / line.ranks / 1e6
+                if not sent or result.bytes_sent:
                     y = result.curves.mean(axis=0)
                     axes.plot(x, y, color=color, linestyle=style, label=result.title)
                 elif result is results[0]:
                     label = f"{result.title}, at its end"
                     axes.axhline(result.final.mean(), color="black", lw=1, label=label)
-            if x_of is not _thousands:
+            if sent:
                 axes.set_xscale("log")
-            axes.set_xlabel(name)
+            axes.set_xlabel("MB sent by a rank" if sent else SAMPLES)
             _loss_axis(axes, task)
 
 
@@ -121,7 +108,7 @@ def error_feedback(groups: Groups, path: Path) -> None:
                     axes.plot(x, curves.mean(0), color=color, linestyle="-", label=text)
                     ends = curves.min(0), curves.max(0)
                     axes.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)
-            axes.set_xlabel("thousands of samples, of all ranks")
+            axes.set_xlabel(SAMPLES)
             _loss_axis(axes, task)
 
 
@@ -154,7 +141,7 @@ def distance(groups: Groups, path: Path) -> None:
 FIGURES: dict[bool, Figures] = {
     False: {
         "samples": by_samples,
-        "bytes": by_bytes,
+        "bytes": partial(by_samples, sent=True),
         "ranks": by_ranks,
         "error-feedback": error_feedback,
     },

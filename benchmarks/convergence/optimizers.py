@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from parallel_sgd import SGD, Adam, MomentumSGD, Optimizer
 from parallel_sgd.schedules import Schedule
@@ -25,12 +24,6 @@ class Rule:
     start: float
     torch_name: str
     torch_options: Mapping[str, float] = field(default_factory=dict)
-
-    def of_torch(self, parameters: Any, lr: float) -> Any:
-        """Make PyTorch's optimizer of a model's parameters."""
-        import torch
-
-        return getattr(torch.optim, self.torch_name)(parameters, lr=lr, **self.torch_options)
 
 
 ADAM_RATES = tuple(0.00075 * 2**i for i in range(-4, 9))  # to 0.192

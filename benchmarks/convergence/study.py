@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..report import Report, table
+from ..report import Report, machine, table
 from ..statistics import Comparison, compare
 from ..study import Runs, Search
 from .cells import Cell, Line
@@ -37,10 +38,6 @@ class Setting:
     lr: float
     options: Options = ()
     at_edge: bool = False
-
-    def __str__(self) -> str:
-        texts = (f"{name} {value:g}" for name, value in self.options)
-        return ", ".join([f"lr {self.lr:g}{'*' * self.at_edge}", *texts])
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,9 @@ class Tuner:
         """Return the rate and options of a line."""
         if line.rates == "tuned":
             return self.tuned(cell, line)
-        if line.rates == "equal":
-            setting = self.tuned(cell, next(cell.lines()))
-            return replace(setting, at_edge=False)
-        peer = CONTENDERS[line.contender].peer
-        assert peer
-        setting = self.tuned(cell, Line(peer, line.ranks, "tuned"))
-        options = UNIT_GAIN if line.rates == "gain 1" else setting.options
-        return Setting(setting.lr, options)
+        peer = Line(CONTENDERS[line.contender].peer or "", line.ranks, "tuned")
+        setting = self.tuned(cell, next(cell.lines()) if line.rates == "equal" else peer)
+        return Setting(setting.lr, UNIT_GAIN if line.rates == "gain 1" else setting.options)
 
     def tuned(self, cell: Cell, line: Line) -> Setting:
         """Return the options and the rate with the least mean loss on unreported seeds."""
@@ -131,8 +123,7 @@ class Tuner:
                 settings = [Setting(grid[i], options) for i in places]
                 runs = [run for one in settings for run in runs_of(cell, line, one, seeds)]
                 losses = [outcome.losses[-1] for outcome in self.runs.outcomes_of(runs)]
-                means: list[float] = np.reshape(losses, (len(places), count)).mean(axis=1).tolist()
-                return means
+                return map(float, np.reshape(losses, (len(places), count)).mean(axis=1))
 
             search = Search(start, len(grid))
             best = search.climb(losses_at)
@@ -153,24 +144,13 @@ def results_of(cells: Iterable[Cell], tuner: Tuner, ranks: Sequence[int] | None 
     Args:
         ranks: numbers of ranks, beside 1; None: all.
     """
-    wanted = [
-        (cell, line)
-        for cell in cells
-        for line in sorted(
-            cell.lines(ranks), key=lambda line: -line.ranks
-        )  # the longest ones first
-    ]
+    wanted = [(cell, line) for cell in cells for line in cell.lines(ranks)]
+    groups: dict[Cell, list[Result]] = {}
     results = tuner.runs.map(lambda case: tuner.result(*case), wanted)
-    found = dict(zip(wanted, results, strict=True))
-    groups = {
-        cell: [result for line in cell.lines(ranks) if (result := found[cell, line])]
-        for cell in cells
-    }
-    return {
-        cell: results
-        for cell, results in groups.items()
-        if results and results[0].line == next(cell.lines())
-    }
+    for (cell, _), result in zip(wanted, results, strict=True):
+        if result:
+            groups.setdefault(cell, []).append(result)
+    return {cell: of for cell, of in groups.items() if of[0].line == next(cell.lines())}
 
 
 class Study(Report):
@@ -185,40 +165,23 @@ class Study(Report):
     def __init__(self, groups: Groups, seeds: int, figures: Figures) -> None:
         super().__init__(f"Test loss in nats or error in %, {seeds} seeds")
         self.groups, self.figures = groups, figures
+        self.tables = {}
         for cell, results in groups.items():
-            for result in results:
-                self._add(cell, result)
-
-    def _add(self, cell: Cell, result: Result) -> None:
-        """Add a result to the rows of the JSON file."""
-        task, first, name = TASKS[cell.task], self.groups[cell][0], f"{cell}, {result}"
-        mean, reference = result.final.mean(), first.final.mean()
-        worst = task.worst[task.unit == "%"]
-        diverged = int((result.final >= round(worst, 4)).sum())
-        text = f"{first}, {reference:.4f}; {result.setting}"
-        text += f", {diverged} diverged, counted as {worst:.4f}" if diverged else ""
-        self.add(f"{name}: {task.measure}", mean, task.unit, text, mean / reference)
-        for other in (first, peer_of(result, self.groups[cell])):
-            if other and other is not result:
-                less = compare(result.final, other.final, task.margin)
-                text = f"{less}: {less.verdict}; median {less.median:+.4f}"
-                self.add(f"{name}, less {other}", less.mean, task.unit, text, less.reach)
-        if bits := result.bits_sent(task):
-            text = f"32 bits; {result.bytes_sent} bytes by all ranks"
-            self.add(f"{name}: sent", bits, "bits a value", text, bits / 32)
+            task = TASKS[cell.task]
+            margin = f"margin ±{task.margin:g} {task.unit}"
+            title = f"{cell.title(task)}: a rank's minibatch {task.minibatch}, {margin}"
+            self.tables[title] = [_row(task, result, results) for result in results]
 
     def print(self) -> None:
-        """Print a line for every result; the rows are for files."""
+        """Print a table for every cell, without columns that are empty there."""
         print(f"\n{self.title}")
-        for cell, results in self.groups.items():
-            task = TASKS[cell.task]
-            print(
-                f"\n{cell.title(task)}: a rank's minibatch {task.minibatch}, "
-                f"margin ±{task.margin:g} {task.unit}\n"
-            )
-            rows = [_row(task, result, results) for result in results]
+        for title, rows in self.tables.items():
             head = [name for name in rows[0] if any(row[name] for row in rows)]
-            print(*table(head, [[row[name] for name in head] for row in rows]), sep="\n")
+            lines = table(head, [[row[name] for name in head] for row in rows])
+            print(f"\n{title}\n", *lines, sep="\n")
+
+    def content(self) -> dict[str, Any]:
+        return {"title": self.title, "machine": machine(), "tables": self.tables}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw several figures: convergence.png means convergence-samples.png and more."""
@@ -244,20 +207,22 @@ def peer_of(result: Result, results: Sequence[Result]) -> Result | None:
 
 def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str]:
     """Return a line of the table by columns."""
-    setting, first, peer = result.setting, results[0], peer_of(result, results)
-    momentum, bits = dict(setting.options).get("block_momentum"), result.bits_sent(task)
+    line, setting = result.line, result.setting
+    first, peer, bits = results[0], peer_of(result, results), result.bits_sent(task)
     less = compare(result.final, first.final, task.margin)
+    diverged = int((result.final >= round(task.worst[task.unit == "%"], 4)).sum())
     return {
         "": result.title,
-        "K": str(result.line.ranks),
-        "rates": result.line.rates,
+        "K": str(line.ranks),
+        "rates": line.rates,
         "lr": f"{setting.lr:g}{'*' * setting.at_edge}",
-        "η": "" if momentum is None else f"{momentum:g}",
-        "bits sent": "" if bits is None else f"{bits:.2f}",
+        "η": "".join(f"{m:g}" for name, m in setting.options if name == "block_momentum"),
+        "bits sent": f"{bits:.2f}" if bits else "",
         "a quarter in": f"{result.curves[:, task.points // 4 - 1].mean():.4f}",
         task.measure: f"{result.final.mean():.4f}",
-        f"less {first.title}": "" if result is first else _said(less),
-        "median": "" if result is first else f"{less.median:+.4f}",
+        "diverged": str(diverged or ""),
+        f"less {first.title}": _said(less) if result is not first else "",
+        "median": f"{less.median:+.4f}" if result is not first else "",
         "beside": str(peer or ""),
         "less it": _said(compare(result.final, peer.final, task.margin)) if peer else "",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parallel_sgd import Parameters
-from parallel_sgd.compression import Codec
+from parallel_sgd.compression import Codec, register, unregister
 from parallel_sgd.kernels import Blocks
 
 Array = Any
@@ -62,3 +63,13 @@ def _alike(blocks: Blocks, values: Array, payload: Array) -> Iterator[tuple[Arra
         end, last = value + count * length, byte + count * size
         yield values[value:end].reshape(count, length), payload[byte:last].reshape(count, size)
         value, byte = end, last
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Make the codec known for a `with` block."""
+    register(TopK.bits)(TopK)
+    try:
+        yield
+    finally:
+        unregister(TopK)

@@ -76,7 +76,8 @@ class TorchModel:
         self.rate = rate
         with _one_at_a_time:  # they draw from one generator
             self.model = make().to(DEVICE)
-        self.optimizer = rule.of_torch(self.model.parameters(), lr=rate(0))
+        optimizer = getattr(torch.optim, rule.torch_name)
+        self.optimizer = optimizer(self.model.parameters(), lr=rate(0), **rule.torch_options)
         self.learner = parallel_sgd.torch.Learner(self.model, self.optimizer, algorithm, comm)
 
     def step(self, x: Array, y: Array) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from parallel_sgd import Algorithm, Communicator, Learner, Optimizer, UserError, simulate
+from parallel_sgd import Algorithm, Communicator, Learner, UserError, simulate
 from parallel_sgd.data import Dataset, Source
 from parallel_sgd.schedules import Linear, Schedule
 
@@ -16,6 +17,7 @@ from .contenders import CONTENDERS, Options
 from .optimizers import OPTIMIZERS, Rule
 from .task import Score, Task
 from .tasks import TASKS
+from .top_k import registered
 
 LAST_RATE = 0.1
 """The learning rate falls linearly, to this part of the highest, which is the first one but where a
@@ -66,7 +68,7 @@ def train(run: Run) -> Outcome:
     """Carry a run out. Losses are at most the task's worst, also after a run has broken off."""
     task, contender = TASKS[run.task], CONTENDERS[run.contender]
     points = 1 if run.seed >= FIRST_TUNING_SEED else task.points
-    with contender.known():
+    with registered():
         algorithm = contender.algorithm(run.options, run.samples)
         how: dict[str, Any] = {"seed": run.seed, "samples": run.samples, "points": points}
         scores, sent = scores_of(task, algorithm, run.optimizer, run.ranks, lr=run.lr, **how)
@@ -78,10 +80,15 @@ class ArrayModel:
     """A model of `parallel_sgd` in training on a rank."""
 
     def __init__(
-        self, model: Any, optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator
+        self,
+        make: Callable[[], Any],
+        rule: Rule,
+        rate: Schedule,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
     ) -> None:
-        self.model = model
-        self.learner = Learner(model.parameters, optimizer, algorithm, comm)
+        self.model = make()
+        self.learner = Learner(self.model.parameters, rule.make(rate), algorithm, comm)
 
     def step(self, x: Any, y: Any) -> None:
         """Train on a minibatch. Collective."""
@@ -95,17 +102,6 @@ class ArrayModel:
         with self.learner.shared_model():
             loss, accuracy = self.model.evaluate(*test.arrays())
         return loss, 100 * (1 - accuracy)
-
-
-def trained(
-    task: Task, seed: int, rule: Rule, rate: Schedule, algorithm: Algorithm[Any], comm: Communicator
-) -> Any:
-    """Make the model for a seed on a rank, an `ArrayModel` or a `TorchModel`. Collective."""
-    if task.torch:
-        from .torch_trained import TorchModel
-
-        return TorchModel(lambda: task.model(seed), rule, rate, algorithm, comm)
-    return ArrayModel(task.model(seed), rule.make(rate), algorithm, comm)
 
 
 def scores_of(
@@ -131,8 +127,12 @@ def scores_of(
     rate = Linear({0: low} | {warm: lr, samples: low})  # without warm-up 0 means the latter
     scores: list[Score | None] = []  #: None on all ranks but 0
 
+    kind: Any = ArrayModel
+    if task.torch:
+        from .torch_trained import TorchModel as kind
+
     def one_rank(comm: Communicator) -> int:
-        model = trained(task, seed, OPTIMIZERS[optimizer], rate, algorithm, comm)
+        model = kind(lambda: task.model(seed), OPTIMIZERS[optimizer], rate, algorithm, comm)
         learner = model.learner
         if not learner.serves:
             size, epochs = task.minibatch * learner.comm.size, -(-samples // len(training))
@@ -149,13 +149,12 @@ def scores_of(
             scores.append(model.score(test))
         return int(learner.bytes_sent)
 
-    sent, missing = 0, 0
     try:
         sent = sum(simulate(ranks + servers, one_rank))
+        known = [score for score in scores if score]
     except UserError:  # it has diverged
-        missing = points
-    known = [score for score in scores if score]
-    known += [(math.inf, math.inf)] * (missing and points - len(known))
+        sent, lost = 0, (math.inf, math.inf)
+        known = [*filter(None, scores), *points * [lost]][:points]
     assert len(known) == points, "minibatches do not end at the points"
     ended = np.nan_to_num(known, nan=math.inf, posinf=math.inf)
     return [(loss, error) for loss, error in np.minimum(ended, task.worst).tolist()], sent

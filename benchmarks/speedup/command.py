@@ -45,7 +45,7 @@ from ..report import Report, load, positive, table
 from .contenders import BATCH, CONTENDERS, PERIOD, TITLE
 from .figures import draw
 from .learning import learn_all
-from .results import Results, predict
+from .results import Results, Spread, predict
 from .step_times import alone, part_steps, time_all
 
 SAMPLES = 163_840
@@ -119,17 +119,14 @@ class Summary(Report):
         )
         rows = [
             (
-                point.contender,
-                str(point.workers),
-                point.samples_per_s.text(",.0f"),
-                "" if point.predicted is None else f"{point.predicted:,.0f}",
-                f"{point.peak:.2f}",
-                point.average.text(".2f"),
-                point.loss.text(".3f") if point.loss else "",
-                point.accuracy.text(".1f") if point.accuracy else "",
-                f"{point.lr:g}" if point.lr else "",
+                *(p.contender, str(p.workers), p.samples_per_s.text(",.0f")),
+                "" if p.predicted is None else f"{p.predicted:,.0f}",
+                *(f"{p.peak:.2f}", p.average.text(".2f")),
+                Spread.of(p.learned.losses).text(".3f") if p.learned else "",
+                p.accuracy.text(".1f") if p.accuracy else "",
+                f"{p.learned.lr:g}" if p.learned else "",
             )
-            for point in self.results.points()
+            for p in self.results.points()
         ]
         print(f"\n{self.title}\n", *table(head, rows), "", *self.notes(), sep="\n")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parallel_sgd import (
@@ -16,23 +16,19 @@ from parallel_sgd import (
     SlowMo,
 )
 from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.data import library_source
+from parallel_sgd.data import Dataset
 from parallel_sgd.models import ByteLanguageModel
 from parallel_sgd.planning import Job
 from parallel_sgd.planning.candidates import Blocks, Candidate, DataParallel, Servers
 
-from ..convergence.task import Held, Task, some_of
+from ..convergence.tasks import CONTEXT, TASKS
 
 BATCH = 256  #: samples of each worker in a minibatch
-CONTEXT = 8  #: bytes from which the next one is predicted
-CLASSES = 256
 WIDTHS = (384, 384)
-READ = 6_000_000  #: bytes of Python's library
-TESTED = 4_096  #: samples
 PERIOD = 8  #: minibatches of a worker in a block of local updates
 PUSHES = 4  #: minibatches of a worker between two pushes
 
-TITLE = f"next byte of Python's library, MLP {CONTEXT}x16-{'-'.join(map(str, WIDTHS))}-{CLASSES}"
+TITLE = f"next byte of Python's library, MLP {CONTEXT}x16-{'-'.join(map(str, WIDTHS))}-256"
 
 
 def model(seed: int = 0) -> ByteLanguageModel:
@@ -40,20 +36,12 @@ def model(seed: int = 0) -> ByteLanguageModel:
     return ByteLanguageModel(CONTEXT, 16, list(WIDTHS), seed=seed)
 
 
-def data(samples: int, seed: int) -> tuple[Held, Held]:
+TASK = replace(TASKS["bytes-256"], title=TITLE, minibatch=BATCH, model=model)
+
+
+def data(samples: int, seed: int) -> tuple[Dataset, Dataset]:
     """Return `samples` training samples, and the test samples."""
-    parts = library_source(CONTEXT, most_bytes=READ)
-    return some_of(parts, (samples, TESTED), seed)
-
-
-TASK = Task(
-    title=TITLE,
-    minibatch=BATCH,
-    classes=CLASSES,
-    data=lambda seed, samples: data(samples, seed),
-    model=model,
-    warm_up=1 / 16,
-)
+    return TASK.data(seed, samples)
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,6 @@ class Contender:
         algorithm: with all its options.
         candidate: of the planner; None: unknown to the planner.
         optimizer: by its name in `OPTIMIZERS`.
-        period: minibatches of a worker between exchanges.
         servers: hosts beside those of the workers.
     """
 
@@ -91,7 +78,6 @@ class Contender:
     algorithm: Algorithm[Any]
     candidate: Candidate | None
     optimizer: str = "momentum"
-    period: int = 1
     servers: int = 0
 
 
@@ -99,7 +85,7 @@ def _blocks(
     color: str, marker: str, algorithm: type[LocalUpdates], optimizer: str = "momentum"
 ) -> Contender:
     candidate = ShortBlocks(32, algorithm)
-    return Contender((color, marker), algorithm(sync_steps=PERIOD), candidate, optimizer, PERIOD)
+    return Contender((color, marker), algorithm(sync_steps=PERIOD), candidate, optimizer)
 
 
 SERIAL = "32 bit"  #: what is serial SGD where there is one worker
@@ -118,7 +104,6 @@ CONTENDERS = {
     "asynchronous": Contender(
         *(("#7F7F7F", "*"), DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32)),
         optimizer="SGD",
-        period=PUSHES,
         servers=1,
     ),
 }

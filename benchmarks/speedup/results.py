@@ -85,7 +85,7 @@ class Point:
         peak: speed-up of the best round's steps, over the best of serial SGD.
         average: speed-up of a whole training with start, evaluations and end, over the median of
             serial SGD; over the rounds.
-        loss, accuracy, lr: in nats and %, over the seeds, and the rate; None if not measured.
+        learned: the accuracies; None if not measured.
         predicted: samples a second; None if the planner does not know the contender.
     """
 
@@ -94,10 +94,12 @@ class Point:
     samples_per_s: Spread
     peak: float
     average: Spread
-    loss: Spread | None
-    accuracy: Spread | None
-    lr: float | None
+    learned: Learned | None
     predicted: float | None
+
+    @property
+    def accuracy(self) -> Spread | None:
+        return Spread.of(self.learned.accuracies) if self.learned else None
 
 
 @dataclass
@@ -148,16 +150,14 @@ class Results:
         points = []
         for timed in sorted(self.timed, key=lambda t: (order.index(t.contender), t.workers)):
             key = timed.contender, timed.workers
-            scores, rates = learned.get(key), _rates(timed)
+            rates = _rates(timed)
             points.append(
                 Point(
                     *key,
                     Spread.of(rates),
                     max(rates) / serial_peak,
                     Spread.of([serial_s / seconds for seconds in self.whole_s(timed)]),
-                    Spread.of(scores.losses) if scores else None,
-                    Spread.of(scores.accuracies) if scores else None,
-                    scores.lr if scores else None,
+                    learned.get(key),
                     predicted.get(key),
                 )
             )
