@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from parallel_sgd.compression.step_search import find_step, message_room, sample
 from parallel_sgd.kernels import cpu, memory
 
 from . import rans
-from .kernels import ENTROPY_BITS, KernelBench
+from .kernels import ENTROPY_BITS, layered, normal
 from .report import Report, positive
 from .timing import Call, in_turn, median_s
 
@@ -38,15 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> Report:
-    bench = KernelBench(options.values)
-    report = Report(f"the entropy code beside rANS on one thread, {bench.n} values")
+    n = options.values
+    vector, out = normal(n), memory.zeros(n, np.float32)
+    layers = layered(vector)
+    report = Report(f"the entropy code beside rANS on one thread, {n} values")
     for bits in ENTROPY_BITS:
-        coded = Coded(bench.gradient, bits)
+        coded = Coded(vector, bits)
         report.add(f"length, {bits:g} bit, alike", *coded.length(len(coded.message)))
     for bits in ENTROPY_BITS:
-        _add_rows(report, bench, bits, options.rounds)
-    limit = median_s(bench.axpy, 2 * options.rounds, warm_up=0)
-    report.add("axpy in place", 1e9 * limit / bench.n, "ns/value", "the kernels' limit", None)
+        _add_rows(report, layers, out, bits, options.rounds)
+    axpy = partial(cpu.sgd_step, out, vector, 1e-6)
+    limit = median_s(axpy, 2 * options.rounds, warm_up=0)
+    report.add("axpy in place", 1e9 * limit / n, "ns/value", "the kernels' limit", None)
     return report
 
 
@@ -84,9 +88,9 @@ class Coded:
         return bits, "bits/value", f"H0, {entropy:.4g}", bits / entropy
 
 
-def _add_rows(report: Report, bench: KernelBench, bits: float, rounds: int) -> None:
+def _add_rows(report: Report, v: Array, out: Array, bits: float, rounds: int) -> None:
     """Add lengths and times of the vector with layers."""
-    v, r, out = bench.layers, bench.error, bench.out
+    r = memory.zeros(len(v), np.float32)
     coded, name = Coded(v, bits), f"{bits:g} bit"
     report.add(f"length, {name}", *coded.length(len(coded.message)))
     table = 4 * len(coded.values)
@@ -104,5 +108,5 @@ def _add_rows(report: Report, bench: KernelBench, bits: float, rounds: int) -> N
     for call, (our_call, their_call) in calls.items():
         pair = {"ours": our_call, "theirs": their_call}
         seconds = in_turn(pair, rounds, before=lambda: r.fill(0), warm_up=0)
-        ours, theirs = (1e9 * statistics.median(seconds[side]) / bench.n for side in pair)
+        ours, theirs = (1e9 * statistics.median(seconds[side]) / len(v) for side in pair)
         report.compare(f"{call}, {name}", ours, "ns/value", "time of rANS", theirs, ".3g")

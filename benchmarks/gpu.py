@@ -1,12 +1,12 @@
-"""Measurements on a GPU: kernels, copies to and from the host, exchanges of ranks on the same GPU.
+"""Measurements on a GPU: kernels, and exchanges of ranks on the same GPU.
 
 Every kernel first runs beside the reference on the same random data, and all arrays are compared
 byte for byte. Then the kernel runs on vectors that fill the chip. Its bandwidth counts the bytes
 that must be moved, as a fraction of a device-to-device copy in the same run. The entropy code adds
 to some sectors only, but is counted as adding to all; its time includes the waits for the device.
-Pieces staged for MPI stand beside the rate of a long copy of pinned memory. Sums of ranks that
-share the GPU are compared with NumPy's bit for bit before the timing. NCCL needs a GPU for each
-rank, so runs on a single rank: this shows that the calls work, and says nothing of speed.
+Sums of ranks that share the GPU are compared with NumPy's bit for bit before the timing. NCCL needs
+a GPU for each rank, so runs on a single rank: this shows that the calls work, and says nothing of
+speed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ import functools
 import importlib
 import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from parallel_sgd import Communicator, Parameters, UserError
-from parallel_sgd.communication.mpi.staging import Staged, is_done, pinned_like
 from parallel_sgd.compression import codec_for
 from parallel_sgd.compression.step_search import find_step
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
-from parallel_sgd.trace import NO_TRACE, Trace
 
 from .on_ranks import on_ranks
 from .report import Report, positive
-from .timing import Call, in_turn, median_s, seconds_of
+from .timing import Call, in_turn, median_s
 
 BLOCK_SIZE = 1024
 RANKS = 2
@@ -46,7 +43,6 @@ LAYERS = 16
 CHECKED = 100_003  #: values of which ranks compare a sum with the same exchange in NumPy
 STEPS = 3
 TRANSPORTS = ("collective", "pipelined")  #: of one GPU; NCCL wants one for each rank
-PIECE = 1 << 18  #: values, as in an exchange
 
 Arrays = dict[str, Any]
 KernelCall = tuple[
@@ -55,9 +51,8 @@ KernelCall = tuple[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--values", type=positive, default=1 << 27, help="values in the vectors (default: 2**27)"
-    )
+    values = "values in the vectors (default: 2**27)"
+    parser.add_argument("--values", type=positive, default=1 << 27, help=values)
     parser.add_argument("--repeats", type=positive, default=50, help="of a kernel (default: 50)")
 
 
@@ -69,7 +64,6 @@ def main(options: argparse.Namespace) -> Report:
     name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     report = Report(f"CUDA kernels on {name}, {values} values in blocks of {BLOCK_SIZE}")
     measure(cupy, report, values, options.repeats)
-    stage(cupy, report, min(values, EXCHANGED))
     sharing_ranks(report, min(values, EXCHANGED))
     alone_with_nccl(cupy, report, min(values, EXCHANGED))
     return report
@@ -118,22 +112,18 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
 
 def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
     """Check the sums of MPI ranks that share the GPU, and add their rows."""
-    timings = on_ranks(RANKS, "gpu:measure_ranks", {"values": values, "rounds": rounds})
-    full = timings["32 collective"]["seconds"]
-    for name, parts in timings.items():
-        seconds = parts.pop("seconds")
-        spans = ", ".join(f"{span} {part * 1e3:.1f}" for span, part in parts.items())
+    seconds = on_ranks(RANKS, "gpu:measure_ranks", {"values": values, "rounds": rounds})
+    for name, median in seconds.items():
         name = f"sum of {values} values over {RANKS} ranks sharing the GPU, {name}"
-        reference = f"32 bit collective, {full * 1e3:.1f} ms; ms of the host in {spans}"
-        report.add(name, seconds * 1e3, "ms", reference, seconds / full)
+        full = 1e3 * seconds["32 collective"]
+        report.compare(name, 1e3 * median, "ms", "32 bit collective", full)
 
 
-def measure_ranks(comm: Communicator, values: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure_ranks(comm: Communicator, values: int, rounds: int) -> dict[str, float]:
     """Compare sums on the GPU with sums on the CPU, then time them, on ranks that share the GPU.
 
     Returns:
-        By bits and transport ("1 pipelined"): "seconds" of the slowest rank; and the seconds of
-        this rank's host in each span of one more exchange.
+        By bits and transport ("1 pipelined"): the median seconds of the slowest rank.
     """
     cupy: Any = importlib.import_module("cupy")
     for transport in TRANSPORTS:
@@ -160,16 +150,7 @@ def measure_ranks(comm: Communicator, values: int, rounds: int) -> dict[str, dic
 
     calls = {name: functools.partial(summed, one) for name, one in exchanges.items()}
     seconds = in_turn(calls, rounds, comm, before=given)
-    timings: dict[str, dict[str, float]] = {}
-    for name, call in calls.items():
-        timings[name] = defaultdict(float, seconds=statistics.median(seconds[name]))
-        given()
-        trace = comm.trace = Trace()
-        seconds_of(call, comm)
-        comm.trace = NO_TRACE
-        for event in trace.events:
-            timings[name][event.name] += event.end_s - event.begin_s
-    return timings
+    return {name: statistics.median(of_call) for name, of_call in seconds.items()}
 
 
 def _compare_sums(comm: Communicator, cupy: Any, transport: str) -> None:
@@ -192,72 +173,6 @@ def _compare_sums(comm: Communicator, cupy: Any, transport: str) -> None:
                 raise UserError(
                     f"the {transport} sum over ranks at {bits} bits differs between GPU and CPU"
                 )
-
-
-def stage(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
-    """Add rows for copies out of a vector and into a second vector, in GB/s each way."""
-    source = cupy.asarray(np.random.default_rng(0).standard_normal(values, np.float32))
-    target, host = cupy.zeros(values, np.float32), pinned_like(source)
-    stream = cupy.cuda.get_current_stream()
-
-    def out() -> None:
-        source.data.copy_to_host_async(host.ctypes.data, source.nbytes, stream)
-
-    def back() -> None:
-        target.data.copy_from_host_async(host.ctypes.data, target.nbytes, stream)
-
-    def blocking() -> None:
-        """Copy as the collectives do."""
-        source.get(stream=stream, out=host)
-        stream.synchronize()
-        target.set(host)
-
-    staged = Staged(source)
-
-    def pieces() -> None:
-        _through(cupy, staged, source, target)
-
-    rate = {
-        name: values * 4 / _waited(cupy, function, rounds) / 1e9
-        for name, function in (("out", out), ("in", back), ("one", blocking), ("all", pieces))
-    }
-    if not bool((source == target).all()):
-        raise AssertionError("staged pieces differ from what was staged")
-    limit = min(rate["out"], rate["in"])
-    reference = f"one long copy of pinned memory, the slower way, {limit:.1f} GB/s"
-    for name, way in (("out", "device to host"), ("in", "host to device")):
-        report.add(f"pinned copy, {way}", rate[name], "GB/s", reference, rate[name] / limit)
-    for name, text in (
-        ("one", "out, then in, waited for"),
-        ("all", "staged in pieces, out and in"),
-    ):
-        report.add(text, rate[name], "GB/s", reference, rate[name] / limit)
-
-
-def _through(cupy: Any, staged: Staged, source: Any, target: Any) -> None:
-    """Copy every piece out, and from the host's memory into the other vector."""
-    leaving = []
-    for first in range(0, source.size, PIECE):
-        piece = source[first : first + PIECE]
-        room, _, land = staged.begin_receive(target[first : first + PIECE])
-        leaving.append((piece, *staged.begin_send(piece), room, land))
-    for piece, host, event, room, land in leaving:
-        while not is_done(cupy, event):
-            pass
-        room[...] = host  # what MPI would do between two ranks
-        land()
-        staged.end_send(piece)
-
-
-def _waited(cupy: Any, function: Call, rounds: int) -> float:
-    """Return the median seconds of a call, with the wait for the device."""
-    wait = cupy.cuda.Device().synchronize
-
-    def call() -> None:
-        function()
-        wait()
-
-    return median_s(call, rounds, before=wait)
 
 
 def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:

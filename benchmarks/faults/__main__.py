@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 
 from . import child, endless
+from .job import STACKS
 
 PROGRAMS: dict[str, Callable[..., None]] = {"child": child.main, "endless": endless.main}
 
 if __name__ == "__main__":
-    faulthandler.register(child.STACKS, all_threads=True)
+    faulthandler.register(STACKS, all_threads=True)
     PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))

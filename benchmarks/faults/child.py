@@ -26,9 +26,9 @@ from .diary import Diary, Place
 from .families import FAMILIES
 
 MINIBATCH, HIDDEN = 64, 64
-CHECKPOINTS = "checkpoints"
-OUTPUT_AT_MOST = 4000  #: characters of a job's output that are kept
-STACKS = signal.SIGUSR1  #: makes a rank print where all of its threads are
+EPOCHS = 15  #: of 1437 digits
+COMPUTE_S = 0.003  #: of a local step, at least
+CHECKPOINTS, DIED = "checkpoints", "died"  #: in the folder of a run
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,6 @@ class Settings:
     Attributes:
         folder: of the run, for checkpoints and all more files.
         family: of `FAMILIES`.
-        epochs: of 1437 digits.
-        compute_s: of a local step, at least.
         save_every: samples between two checkpoints; 0: none.
         timeout_s: of the communicator.
         die: how a rank kills itself: ``rank``, ``place`` (of `Place`, by name), ``call`` (1 for
@@ -48,8 +46,6 @@ class Settings:
 
     folder: str
     family: str
-    epochs: int = 15
-    compute_s: float = 0.003
     save_every: int = 0
     timeout_s: float = 60.0
     die: dict[str, Any] = field(default_factory=dict)
@@ -58,23 +54,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a rank's program.
-
-    Attributes:
-        model: a checksum of its parameters.
-        loss: on the test digits, in nats.
-        samples: on the learner's clock.
-        ranks: in training, at the end.
-        serves: whether this rank only served.
-        report: the learner's.
-    """
+    """The end of a rank's program: a checksum of its parameters, and the test loss in nats."""
 
     model: str
     loss: float
-    samples: int
-    ranks: int
-    serves: bool
-    report: dict[str, Any] | None
 
 
 class Fate:
@@ -94,7 +77,7 @@ class Fate:
                 self._end(self._die["after_s"])
 
     def _end(self, after_s: float) -> None:
-        spent = Path(self.diary.path.parent, "died")  # a program that is started again lives on
+        spent = self.diary.path.with_name(DIED)  # a program that is started again lives on
         if spent.exists():
             return
         spent.write_text(str(time.monotonic() + after_s))
@@ -115,8 +98,7 @@ def main(**given: Any) -> None:
     settings = Settings(**given)
     folder, family = Path(settings.folder), FAMILIES[settings.family]
     rank = launched_rank() or 0
-    diary = Diary.begun(folder, rank)
-    fate = Fate(diary, settings.die)
+    fate = Fate(Diary.begun(folder, rank), settings.die)
     comm = psgd.Communicator.world(timeout_s=settings.timeout_s)
     training, test = psgd.data.digits()
     model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
@@ -125,10 +107,8 @@ def main(**given: Any) -> None:
     train(settings, learner, model, training, test, fate)
     loss, _ = model.evaluate(*test.arrays())
     digest = hashlib.sha256(model.parameters.flat.tobytes()).hexdigest()[:16]
-    end = End(digest, loss, learner.samples, learner.comm.size, learner.serves, learner.report())
-    written = json.dumps(asdict(end), default=repr)
     aside = folder / f"end-{rank}-{os.getpid()}.part"
-    aside.write_text(written)
+    aside.write_text(json.dumps(asdict(End(digest, loss))))
     aside.rename(aside.with_suffix(".json"))
     fate.enter(Place.END)
 
@@ -137,8 +117,7 @@ def in_loop(
     settings: Settings, learner: Any, model: Any, training: Any, test: Any, fate: Fate
 ) -> None:
     """Train in a loop of the program's own. Collective."""
-    diary = fate.diary
-    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=settings.epochs)
+    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=EPOCHS)
     checkpoints = psgd.Checkpoints(Path(settings.folder, CHECKPOINTS), keep=3)
     every = settings.save_every
     if every:
@@ -149,10 +128,10 @@ def in_loop(
         if number == settings.clock_back:
             set_clock_back()
         model.gradient(x, y, out=learner.gradient, ready=learner.ready)
-        time.sleep(settings.compute_s)
+        time.sleep(COMPUTE_S)
         fate.enter(Place.EXCHANGE)
         total = learner.step(samples=len(x))
-        diary.stepped(learner.samples, total, learner.comm.size)
+        fate.diary.stepped(learner.samples, total)
         if every and total and learner.samples // every > saved:
             saved = learner.samples // every
             fate.enter(Place.CHECKPOINT)
@@ -175,12 +154,12 @@ def in_session(
             if next(steps) == settings.clock_back:
                 set_clock_back()
             loss = super().backward(learner, pieces)
-            time.sleep(settings.compute_s)
+            time.sleep(COMPUTE_S)
             fate.enter(Place.EXCHANGE)
             return loss
 
     def stepped(row: psgd.Progress) -> None:
-        fate.diary.stepped(learner.samples, learner.last_samples, learner.comm.size)
+        fate.diary.stepped(learner.samples, learner.last_samples)
         if every and row.samples % every < MINIBATCH:  # about now
             fate.enter(Place.CHECKPOINT)
 
@@ -192,7 +171,7 @@ def in_session(
         objective=Watched(model),
         train=training,
         minibatch_size=MINIBATCH,
-        epochs=settings.epochs,
+        epochs=EPOCHS,
         progress_every=MINIBATCH,
         validation=psgd.CrossValidation(data=test, every=10 * MINIBATCH),
         checkpoints=config if every else None,

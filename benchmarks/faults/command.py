@@ -13,44 +13,35 @@ that of an undisturbed run bit for bit and does not, a worse loss), jobs that ha
 
 The same seed has the same victims, and moments as far as a machine's pace repeats. The MPI is that
 of this Python. As root each run has a private /dev/shm, so files of more programs do not count;
-emulated hosts, and full disks, need root. Scenarios with options unknown to this version's
-`parallel-sgd run`, and `--survive` on any MPI but Open MPI 5, are skipped with a message.
+emulated hosts, and full disks, need root. `--survive` on any MPI but Open MPI 5 is skipped with a
+message.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TypeVar
 
 from parallel_sgd import UserError
 from parallel_sgd.launcher.hosts import OPEN_MPI
 from parallel_sgd.launcher.mpiexec import bound_mpi
 
-from ..report import Report, positive
-from .bench import Bench
-from .child import Settings
+from ..report import Report, load, positive
 from .families import FAMILIES
-from .job import adopt_orphans
-from .leftovers import namespaces_left, own_shared_memory
-from .outcome import Outcome
-from .scenarios import SCENARIOS, Scenario
-from .soak import Soaked, measure
-from .summary import Results, Summary
-from .summary import read as read_file
+from .job import adopt_orphans, namespaces_left, own_shared_memory
+from .results import Outcome, Results, Summary
+from .run import Bench
+from .scenarios import SCENARIOS
+from .soak import Soak, Soaked, measure
+from .target import Scenario
 
-Item = TypeVar("Item")
-
-FAULTS, RANKS, SOAK_MINUTES = 3, 4, 60
+SOAK_MINUTES = 60
 
 #: Runs for each fault that is wanted, at most: some are at their end before it strikes.
 RUNS = 3
@@ -61,21 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("what", nargs="?", choices=("kills", "soak"), default="kills", help="(default: kills)")
     add("--only", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS))
     add("--families", nargs="+", choices=FAMILIES, metavar="NAME", help=", ".join(FAMILIES))
-    add(
-        "--faults",
-        type=positive,
-        default=FAULTS,
-        metavar="N",
-        help="of each scenario and family, at least (default: 3)",
-    )
+    faults = "of each scenario and family, at least (default: 3)"
+    add("--faults", type=positive, default=3, metavar="N", help=faults)
     add("--minutes", type=float, metavar="M", help="begin nothing after so many; soak: how long")
-    add("-n", "--ranks", type=positive, default=RANKS, help="of each job (default: 4)")
+    add("-n", "--ranks", type=positive, default=4, help="of each job (default: 4)")
     add("--seed", type=int, default=0, help="of victims and moments (default: 0)")
-    add("--keep", metavar="FOLDER", help="for the folders of runs that went wrong")
 
 
 def read(options: argparse.Namespace) -> Report:
-    return read_file(options.table)
+    """Read the results of runs under faults, or of a soak.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    if "outcomes" in Path(options.table).read_text():
+        return Summary(load(options.table, Results))
+    return Soaked(load(options.table, Soak))
 
 
 def main(options: argparse.Namespace) -> Report:
@@ -85,42 +77,38 @@ def main(options: argparse.Namespace) -> Report:
     alone = own_shared_memory()
     if not alone:
         _say("not as root: what others leave in /dev/shm is counted, too")
-    with _folder(options.keep) as folder:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:  # short: paths of MPI's sockets
         if options.what == "soak":
-            return Soaked(measure(folder, options.ranks, 60 * (options.minutes or SOAK_MINUTES)))
-        return _kills(options, folder, alone)
+            minutes = options.minutes or SOAK_MINUTES
+            return Soaked(measure(Path(name), options.ranks, 60 * minutes))
+        return kills(options, Path(name), alone)
 
 
-def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
-    mpi, possible = bound_mpi(), []
-    known = subprocess.run(
-        [sys.executable, "-m", "parallel_sgd", "run", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+def kills(options: argparse.Namespace, folder: Path, root: bool) -> Summary:
+    """Carry out scenarios and families in turn, until each has its faults.
+
+    Args:
+        root: whether scenarios that need root are possible.
+    """
+    mpi = bound_mpi()
+    possible: list[list[tuple[str, str]]] = []
+    names = options.families or FAMILIES
     for key in options.only or SCENARIOS:
-        problem = _problem(SCENARIOS[key], known, str(mpi["vendor"]), alone)
-        if problem:
-            _say(f"{key} is skipped: {problem}")
-            continue
-        names = options.families or FAMILIES
-        possible.append([(key, name) for name in names if name in SCENARIOS[key].families])
-    rows = in_turn(possible)
+        scenario = SCENARIOS[key]
+        if reason := problem(scenario, str(mpi["vendor"]), root):
+            _say(f"{key} is skipped: {reason}")
+        else:
+            own = [(key, name) for name in names if name in scenario.families]
+            first = len(possible) % max(1, len(own))  # each begins with another family
+            possible.append([*own[first:], *own[:first]])
     asked = {"faults": options.faults, "ranks": options.ranks, "seed": options.seed}
     results = Results(asked | {"mpi": f"{mpi['vendor']} {mpi['version']}"})
     struck = Counter[tuple[str, str]]()
     deadline = time.monotonic() + 60 * (options.minutes or 1e9)
-    with Bench(
-        folder,
-        ranks=options.ranks,
-        seed=options.seed,
-        keep=options.keep is not None,
-        settings=Settings("", ""),
-    ) as bench:
+    with Bench(folder, options.ranks, options.seed) as bench:
         try:
             for number in range(RUNS * options.faults):
-                for key, name in rows:
+                for key, name in filter(None, chain(*zip_longest(*possible))):
                     if time.monotonic() > deadline or struck[key, name] >= options.faults:
                         continue
                     try:
@@ -137,47 +125,11 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
     return Summary(results)
 
 
-def in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
-    """Interleave lists; each list begins with a different place.
-
-    >>> in_turn(["abc", "def", "g"])
-    ['a', 'e', 'g', 'b', 'f', 'c', 'd']
-    """
-    turns = range(max(map(len, lists), default=0))
-    return [
-        items[(turn + number) % len(items)]
-        for turn in turns
-        for number, items in enumerate(lists)
-        if turn < len(items)
-    ]
-
-
-def _problem(scenario: Scenario, known: str, vendor: str, root: bool) -> str | None:
-    """Say why a scenario is not possible here; None if possible.
-
-    Args:
-        known: the text of `parallel-sgd run --help`.
-    """
-    for option in scenario.needs:
-        if option not in known:
-            return f"this `parallel-sgd run` has no {option}"
-    if "--survive" in scenario.needs and vendor != OPEN_MPI:
+def problem(scenario: Scenario, vendor: str, root: bool) -> str | None:
+    """Say why a scenario is not possible here; None if possible."""
+    if scenario.survive and vendor != OPEN_MPI:
         return f"--survive needs Open MPI 5, and this is {vendor}"
-    return "it needs root" if scenario.root and not root else None
-
-
-@contextmanager
-def _folder(keep: str | None) -> Iterator[Path]:
-    """Make the folder of all runs: in the user's folder, or removed at the end."""
-    if keep is not None:
-        Path(keep).mkdir(parents=True, exist_ok=True)
-        yield Path(tempfile.mkdtemp(prefix="runs-", dir=keep)).resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))  # short: MPI's sockets have paths below it
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return "it needs root" if (scenario.root or scenario.hosts) and not root else None
 
 
 def _say(what: str) -> None:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 STEPS = 20_000  #: that a diary has room for
 SUFFIX = "diary"
 
-_ENTRY = np.dtype([("time_s", "f8"), ("samples", "i8"), ("total", "i4"), ("ranks", "i4")])
+_ENTRY = np.dtype([("time_s", "f8"), ("samples", "i8"), ("total", "i8")])
 """One step: when it ended, on the clock of all processes of the machine; the learner's samples
-then; those of all ranks in its minibatch; how many ranks trained."""
+then; those of all ranks in its minibatch. The head has the beginning, the steps, and the place."""
 
 
 class Place(enum.IntEnum):
@@ -64,34 +64,32 @@ class Diary:
     @property
     def place(self) -> Place:
         """The rank's place now, or at its end."""
-        return Place(int(self._head["ranks"][0]))
+        return Place(int(self._head["total"][0]))
 
     def enter(self, place: Place) -> None:
-        self._head["ranks"][0] = place
+        self._head["total"] = place
 
     @property
     def steps(self) -> int:
         return int(self._head["samples"][0])
 
-    def stepped(self, samples: int, total: int, ranks: int) -> None:
+    def stepped(self, samples: int, total: int) -> None:
         """Write down the end of a step."""
         steps = self.steps
         if steps < STEPS:
-            self._entries[steps] = time.monotonic(), samples, total, ranks
-            self._head["samples"][0] = steps + 1
+            self._entries[steps] = time.monotonic(), samples, total
+            self._head["samples"] = steps + 1
 
     def entries(self) -> npt.NDArray[Any]:
-        """Return a copy of all steps: fields `time_s`, `samples`, `total`, `ranks`."""
+        """Return a copy of all steps: fields `time_s`, `samples`, `total`."""
         return np.array(self._entries[: self.steps])
 
 
 def diaries(folder: Path) -> list[Diary]:
     """Return all diaries in a folder, by rank; of a restarted rank the older diary first."""
-    found = []
-    for path in folder.glob(f"*.{SUFFIX}"):
-        if path.stat().st_size >= (STEPS + 1) * _ENTRY.itemsize:  # else it is just being made
-            found.append(Diary(path))
-    return sorted(found, key=lambda diary: (diary.rank, diary.begun_s))
+    whole = (STEPS + 1) * _ENTRY.itemsize  # a shorter file is just being made
+    paths = [path for path in folder.glob(f"*.{SUFFIX}") if path.stat().st_size >= whole]
+    return sorted(map(Diary, paths), key=lambda diary: (diary.rank, diary.begun_s))
 
 
 def recovery_s(

@@ -1,6 +1,6 @@
 """The program of a soak: an endless training, or learners made and closed in a loop.
 
-    parallel-sgd run -n 4 -m benchmarks.faults endless '{"folder": …, "part": "training"}'
+    parallel-sgd run -n 4 -m benchmarks.faults endless '{"folder": …, "part": "one training"}'
 
 Ends as soon as a file `STOP` is in the folder.
 """
@@ -16,7 +16,7 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import launched_rank
 
 from .child import CHECKPOINTS, HIDDEN, MINIBATCH
-from .diary import Diary, Place
+from .diary import Diary
 from .families import FAMILIES, Family
 
 STOP = "stop"
@@ -24,7 +24,14 @@ TRAINING, LEARNERS = "one training", "learners made and closed"
 SAVE_EVERY = 20_000  #: samples
 EVALUATE_EVERY = 1437  #: samples: about an epoch
 STEPS = 20  #: of a learner that is made and closed
-_EPOCHS = 1_000_000
+EPOCHS = 1_000_000
+
+
+def main(folder: str, part: str) -> None:
+    """Run a part of the soak. Collective."""
+    Diary.begun(Path(folder), launched_rank() or 0)
+    comm = psgd.Communicator.world(timeout_s=120)
+    {TRAINING: train, LEARNERS: make_and_close}[part](Path(folder), comm)
 
 
 def train(folder: Path, comm: psgd.Communicator) -> None:
@@ -33,7 +40,7 @@ def train(folder: Path, comm: psgd.Communicator) -> None:
     model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
     algorithm = psgd.DataParallelSGD(gradient_bits=1, overlap=True)
     learner = psgd.Learner(model.parameters, psgd.MomentumSGD(lr=0.01), algorithm, comm)
-    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=_EPOCHS)
+    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=EPOCHS)
     part = psgd.data.Arrays(*(a[comm.rank :: comm.size] for a in test.arrays()))
     with psgd.Checkpoints(folder / CHECKPOINTS, keep=2) as checkpoints:
         for x, y in source.minibatches(learner):
@@ -78,13 +85,3 @@ def make_and_close(folder: Path, comm: psgd.Communicator) -> None:
 def stopped(folder: Path, comm: psgd.Communicator) -> bool:
     """Return whether all ranks must stop, as rank 0 sees the folder. Collective."""
     return bool(comm.allgather_object((folder / STOP).exists())[0])
-
-
-def main(folder: str, part: str) -> None:
-    """Run a part of the soak. Collective."""
-    where = Path(folder)
-    diary = Diary.begun(where, launched_rank() or 0)
-    comm = psgd.Communicator.world(timeout_s=120)
-    diary.enter(Place.LOCAL_STEP)
-    {TRAINING: train, LEARNERS: make_and_close}[part](where, comm)
-    diary.enter(Place.END)

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import parallel_sgd as psgd
 
-Victims = Literal["any", "worker", "server"]
-
 
 @dataclass(frozen=True)
 class Family:
@@ -33,17 +31,15 @@ class Family:
     repeats: bool = True
     repeats_replaced: bool = False
     saves: bool = True
-    victims: Victims = "any"
+    victims: Literal["any", "worker", "server"] = "any"
     session: bool = False
 
     def ranks(self, ranks: int) -> range:
         """Return the ranks that may fail."""
-        first = {"any": 0, "worker": 0, "server": ranks - self.servers}[self.victims]
-        return range(first, ranks - self.servers if self.victims == "worker" else ranks)
-
-
-def _local(kind: Callable[..., psgd.Algorithm[Any]]) -> Callable[[], psgd.Algorithm[Any]]:
-    return lambda: kind(block_samples=640)
+        workers = ranks - self.servers
+        return {"any": range(ranks), "worker": range(workers), "server": range(workers, ranks)}[
+            self.victims
+        ]
 
 
 def _served(mode: str, servers: int) -> Callable[[], psgd.Algorithm[Any]]:
@@ -59,8 +55,8 @@ FAMILIES = {
     "double-buffering": Family(
         lambda: psgd.DataParallelSGD(gradient_bits=4, double_buffering=True), lr=0.1
     ),
-    "model-averaging": Family(_local(psgd.ModelAveragingSGD)),
-    "block-momentum": Family(_local(psgd.BlockMomentumSGD)),
+    "model-averaging": Family(lambda: psgd.ModelAveragingSGD(block_samples=640)),
+    "block-momentum": Family(lambda: psgd.BlockMomentumSGD(block_samples=640)),
     "async-worker": Family(
         _served("async", 1), servers=1, repeats=False, saves=False, victims="worker"
     ),

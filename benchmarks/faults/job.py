@@ -1,10 +1,11 @@
-"""A job: start, watch and end; and the processes that the job leaves."""
+"""A job: start, watch and end; and all that a job leaves behind."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,23 +15,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parallel_sgd.command_line.cluster import EmulatedHosts
 from parallel_sgd.communication import without_launcher
+from parallel_sgd.launcher.cleanup import in_use
 
-from .child import STACKS
 from .diary import diaries
 
 ROOT = Path(__file__).parents[2]
 OUTPUT, TEMPORARY = "output", "t"  #: in a run's folder; a short name, for paths of sockets
+OUTPUT_AT_MOST = 4000  #: characters of a job's output that are kept
 GONE_S = 5.0  #: how long processes of a job that has ended may take to be gone
+STACKS = signal.SIGUSR1  #: makes a rank print where all of its threads are
+SHARED_MEMORY = Path("/dev/shm")
+OF_MPIEXEC = Path("/tmp"), "hydra_*"  #: where MPICH's has files, whatever TMPDIR is
 
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Adopt every process without a parent, so that the process is found."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+_CLONE_NEWNS = 0x00020000
 
 
 class Job:
@@ -42,8 +42,7 @@ class Job:
         folder: gets the output, and has the temporary files.
         ranks: how many.
         options: more of `parallel-sgd run`.
-        inside: a command that starts the command after it.
-        environ: added to the environment.
+        hosts: of the ranks; None: this machine.
     """
 
     def __init__(
@@ -53,26 +52,22 @@ class Job:
         folder: Path,
         ranks: int,
         options: Sequence[str] = (),
-        *,
-        inside: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
+        hosts: EmulatedHosts | None = None,
     ) -> None:
         self.folder = folder
-        self.command = [*inside, sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks)]
-        self.command += [*options, "-m", __package__, program, json.dumps(settings)]
-        temporary = self.folder / TEMPORARY
+        command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *options]
+        if hosts:
+            command = [*hosts.inside, *command, *hosts.run_options]
+        temporary = folder / TEMPORARY
         temporary.mkdir(exist_ok=True)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        with (self.folder / OUTPUT).open("ab") as output:
+        of_hosts = hosts.environment if hosts else {}
+        environ = {**without_launcher(os.environ), **of_hosts}
+        with (folder / OUTPUT).open("ab") as output:
             self.process = subprocess.Popen(
-                self.command,
-                cwd=self.folder,
-                env={
-                    **without_launcher(os.environ),
-                    **(environ or {}),
-                    "PYTHONPATH": path,
-                    "TMPDIR": str(temporary),
-                },
+                [*command, "-m", __package__, program, json.dumps(settings)],
+                cwd=folder,
+                env={**environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -82,6 +77,11 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    @property
+    def said(self) -> str:
+        """The end of the output."""
+        return (self.folder / OUTPUT).read_text(errors="replace")[-OUTPUT_AT_MOST:]
 
     def wait(self, seconds: float) -> bool:
         """Wait up to some seconds; return whether the job has ended."""
@@ -93,19 +93,47 @@ class Job:
         """Return the launcher, and all processes below the launcher."""
         return [] if self.ended else list(descendants(self.process.pid))
 
-    def show_stacks(self) -> None:
-        """Have every living rank print the stacks of its threads."""
-        ranks = {book.pid for book in diaries(self.folder)} & set(descendants(os.getpid()))
-        for pid in ranks:
+    def give_up(self) -> None:
+        """Have every living rank print the stacks of its threads, and kill the job."""
+        for pid in {book.pid for book in diaries(self.folder)} & set(descendants(os.getpid())):
             signalled(pid, signal.SIGCONT)
             signalled(pid, STACKS)
         time.sleep(1.0)
+        self.kill()
 
     def kill(self) -> None:
         """Send SIGKILL to all processes of the job."""
         for pid in self.members():
             signalled(pid, signal.SIGKILL)
         self.process.wait()
+
+
+class Belongings:
+    """The files before a job, in all places of possible leftovers.
+
+    Args:
+        places: folders.
+        work: the job's working directory: only folders of launchers count.
+    """
+
+    def __init__(self, *places: Path, work: Path) -> None:
+        self._before = {place: _names(place) for place in (SHARED_MEMORY, *places)}
+        self._files, self._work = _files_of_mpiexec(), work
+
+    def left(self) -> list[str]:
+        """Remove and return all new files. Call after the end of all processes."""
+        found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
+        found += sorted(_files_of_mpiexec() - self._files)
+        for place, before in self._before.items():
+            for name in sorted(_names(place) - before):
+                path = place / name
+                found.append(str(path))
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(OSError):  # another job's, which was quicker
+                        path.unlink()
+        return found
 
 
 def processes_left(wait_s: float = GONE_S) -> list[str]:
@@ -134,6 +162,12 @@ def wait_for_end(wait_s: float = GONE_S) -> list[int]:
     return left
 
 
+def namespaces_left(pid: int) -> list[str]:
+    """Return network namespaces of emulated hosts left by a process."""
+    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if line.startswith(f"psgd-hosts-{pid}-")]
+
+
 def descendants(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants, in all sessions."""
     yield pid
@@ -149,6 +183,26 @@ def signalled(pid: int, number: int) -> bool:
         os.kill(pid, number)
     except ProcessLookupError:
         return False
+    return True
+
+
+def adopt_orphans() -> None:
+    """Adopt every process without a parent, so that the process is found."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def own_shared_memory() -> bool:
+    """Give this process and its children a private ``/dev/shm``, so all new files there are theirs.
+
+    Returns:
+        Whether the system allowed this: only root may.
+    """
+    if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
+        return False
+    for line in ("mount --make-rprivate /", f"mount -t tmpfs none {SHARED_MEMORY}"):
+        subprocess.run(line.split(), check=True)
     return True
 
 
@@ -170,3 +224,14 @@ def _command_line(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return " ".join(word.decode(errors="replace") for word in words)[:200].strip()
     return f"process {pid}"
+
+
+def _files_of_mpiexec() -> set[str]:
+    """Return files without a process: of an ended job."""
+    place, pattern = OF_MPIEXEC
+    found = {*place.glob(pattern)}
+    return {str(path) for path in found - in_use(found)}
+
+
+def _names(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()} if place.is_dir() else set()

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..panels import panels
-from ..report import DrawnReport, machine, table
+from ..panels import FilePath, panels
+from ..report import Report, machine, table
 from .diary import diaries
 from .endless import LEARNERS, STOP, TRAINING
-from .job import OUTPUT, Job, processes_left
+from .job import Job, processes_left
 
 QUANTITIES = {"memory_mib": "memory, MiB", "descriptors": "open files", "threads": "threads"}
 SAMPLES = 120  #: of a part, about
@@ -57,16 +57,17 @@ class Soak:
     problems: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=machine)
 
+    def lines(self) -> dict[tuple[str, int], list[Sample]]:
+        """Return the samples of each process, by its part and rank."""
+        lines: dict[tuple[str, int], list[Sample]] = {}
+        for sample in sorted(self.samples, key=lambda s: (s.part, s.rank)):
+            lines.setdefault((sample.part, sample.rank), []).append(sample)
+        return lines
 
-@dataclass(frozen=True)
-class Growth:
-    """The growth of a quantity in a process.
 
-    Attributes:
-        first, last: medians after the warm-up, and at the end.
-        growth: from the end of the warm-up to the end, by the slope.
-        limit: of the growth.
-    """
+class Growth(NamedTuple):
+    """The growth of a quantity in a process, from the end of the warm-up to the end, by the slope;
+    `first` and `last` are medians then."""
 
     part: str
     rank: int
@@ -88,19 +89,18 @@ def measure(folder: Path, ranks: int, seconds: float) -> Soak:
         own = folder / f"soak-{number}"
         own.mkdir()
         job = Job("endless", {"folder": str(own), "part": part}, own, ranks)
-        began_s = time.monotonic()
-        every_s = seconds / 2 / SAMPLES
-        while not job.wait(every_s) and time.monotonic() - began_s < seconds / 2:
-            result.samples += samples(part, own, time.monotonic() - began_s)
+        while not job.wait(seconds / 2 / SAMPLES):
+            time_s = time.monotonic() - job.began_s
+            if time_s >= seconds / 2:
+                break
+            result.samples += samples(part, own, time_s)
         early = job.ended
         (own / STOP).touch()
         if not job.wait(STOPS_S):
             result.problems.append(f"{part}: it did not stop within {STOPS_S:g} s")
-            job.show_stacks()
-            job.kill()
+            job.give_up()
         if early or job.process.returncode != 0:
-            said = (own / OUTPUT).read_text(errors="replace")[-2000:]
-            result.problems.append(f"{part}: exit code {job.process.returncode}: {said}")
+            result.problems.append(f"{part}: exit code {job.process.returncode}: {job.said}")
         result.problems += [f"{part}: left {line}" for line in processes_left()]
     return result
 
@@ -134,66 +134,57 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
     return statistics.median((y - v) / (x - u) for (u, v), (x, y) in pairs if x > u)
 
 
-def growths(samples: Sequence[Sample]) -> list[Growth]:
+def growths(soak: Soak) -> list[Growth]:
     """Return the growth of every quantity in every process with enough samples."""
     found = []
-    for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
-        own = [s for s in samples if (s.part, s.rank) == (part, rank)]
+    for (part, rank), own in soak.lines().items():
         warm = own[int(WARM * len(own)) :]
         if len(warm) < 4:
             continue
-        span_s, times = warm[-1].time_s - warm[0].time_s, [s.time_s for s in warm]
-        for quantity in QUANTITIES:
+        times, few = [sample.time_s for sample in warm], max(1, len(warm) // 5)
+        for quantity, limit in LIMITS.items():
             values = [float(getattr(sample, quantity)) for sample in warm]
-            few = max(1, len(values) // 5)
-            first, last = (statistics.median(v) for v in (values[:few], values[-few:]))
-            limit = LIMITS[quantity]
+            first, last = statistics.median(values[:few]), statistics.median(values[-few:])
             if quantity == "memory_mib":
                 limit = max(limit, SHARE * first)
-            growth = slope(times, values) * span_s
+            growth = slope(times, values) * (times[-1] - times[0])
             found.append(Growth(part, rank, quantity, first, last, growth, limit))
     return found
 
 
-class Soaked(DrawnReport):
+class Soaked(Report):
     """A table, a JSON file and a figure of a soak."""
 
-    def __init__(self, result: Soak) -> None:
-        super().__init__(f"A soak of {result.minutes:g} minutes on {result.ranks} ranks")
-        self.result, self.machine = result, result.machine
+    def __init__(self, soak: Soak) -> None:
+        super().__init__(f"A soak of {soak.minutes:g} minutes on {soak.ranks} ranks")
+        self.soak, self.growths = soak, growths(soak)
+
+    @property
+    def count(self) -> str:
+        """The numbers of all and of growing quantities, in words."""
+        grows = sum(not one.flat for one in self.growths)
+        return f"{len(self.growths)} quantities, of which {grows} grow."
 
     def print(self) -> None:
-        head = ("", "rank", "", "warm", "end", "growth", "limit", "")
-        rows: list[tuple[str, ...]] = []
-        for one in growths(self.result.samples):
-            numbers = (f"{v:.1f}" for v in (one.first, one.last, one.growth, one.limit))
-            flat = "flat" if one.flat else "GROWS"
+        rows = []
+        for one in self.growths:
+            numbers, flat = (f"{value:.1f}" for value in one[3:]), "flat" if one.flat else "GROWS"
             rows.append((one.part, str(one.rank), QUANTITIES[one.quantity], *numbers, flat))
-        print(f"\n{self.title}\n", *table(head, rows), "", *self.notes(), sep="\n")
-
-    def notes(self) -> list[str]:
-        """Count the growing quantities, and list problems."""
-        found = growths(self.result.samples)
-        grows = sum(not one.flat for one in found)
-        return [f"{len(found)} quantities, of which {grows} grow.", *self.result.problems]
+        lines = table(("", "rank", "", "warm", "end", "growth", "limit", ""), rows)
+        print(f"\n{self.title}\n", *lines, "", self.count, *self.soak.problems, sep="\n")
 
     def content(self) -> dict[str, Any]:
-        found = growths(self.result.samples)
-        grown = [asdict(one) | {"flat": one.flat} for one in found]
-        return {"title": self.title, **asdict(self.result), "growths": grown}
+        return {"title": self.title, **asdict(self.soak)}
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        draw_soak(self.result.samples, self.title, self.notes()[:1], Path(path))
-
-
-def draw_soak(samples: Sequence[Sample], title: str, notes: Sequence[str], path: Path) -> None:
-    """Draw a panel for each quantity, a line for each process."""
-    size = 11.0, 2.7
-    with panels(QUANTITIES, path, title, columns=1, size=size, notes=notes, sharex=True) as grid:
-        for name, axes in grid.items():
-            for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
-                own = [s for s in samples if (s.part, s.rank) == (part, rank)]
-                values = [getattr(sample, name) for sample in own]
-                axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
-            axes.set_ylim(bottom=0)
-        axes.set_xlabel("minutes")
+    def draw(self, path: FilePath) -> None:
+        """Draw a panel for each quantity, a line for each process."""
+        size, notes = (11.0, 2.7), [self.count]
+        with panels(
+            QUANTITIES, path, self.title, columns=1, size=size, notes=notes, sharex=True
+        ) as grid:
+            for name, axes in grid.items():
+                for (part, rank), own in self.soak.lines().items():
+                    values = [getattr(sample, name) for sample in own]
+                    axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
+                axes.set_ylim(bottom=0)
+            axes.set_xlabel("minutes")

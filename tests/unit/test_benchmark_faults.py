@@ -17,20 +17,21 @@ from benchmark_players import options_of
 
 from benchmarks import report
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.faults import child, leftovers, scenarios, soak, summary
 from benchmarks.faults import command as faults
-from benchmarks.faults.bench import Bench
+from benchmarks.faults import job, soak
 from benchmarks.faults.child import End, Fate
 from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
 from benchmarks.faults.families import FAMILIES
-from benchmarks.faults.outcome import Outcome, Reference, Tally, wrong_result
-from benchmarks.faults.runs import Run
+from benchmarks.faults.results import Outcome, Results, Summary, Tally
+from benchmarks.faults.run import Bench, judge, must_replace, wrong_result
+from benchmarks.faults.scenarios import SCENARIOS
+from benchmarks.faults.target import Reference
 from parallel_sgd import UserError
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", [faults, report, soak])
+@pytest.mark.parametrize("module", [report, soak])
 def test_examples_in_docstrings(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0 and failed == 0
@@ -46,7 +47,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
             for step in range(5):
                 fate.enter(Place.LOCAL_STEP)
                 fate.enter(Place.EXCHANGE)
-                fate.diary.stepped(64 * (step + 1), 64, 4)
+                fate.diary.stepped(64 * (step + 1), 64)
             os._exit(0)
         status = os.waitpid(pid, 0)[1]
     assert status == 0
@@ -59,7 +60,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
 def test_a_diary_that_is_full_takes_no_more(tmp_path):
     diary = Diary.begun(tmp_path, 0)
     for step in range(STEPS + 1):
-        diary.stepped(step, 1, 1)
+        diary.stepped(step, 1)
     assert len(diary.entries()) == STEPS
 
 
@@ -67,7 +68,7 @@ def written(folder, rank, entries, begun_s=0.0):
     diary = Diary(folder / f"{rank}-{int(100 + begun_s)}.diary", "w+")
     diary._head["time_s"] = begun_s
     for number, entry in enumerate(entries):
-        diary._entries[number] = (*entry, 4)
+        diary._entries[number] = entry
         diary._head["samples"][0] = number + 1
     return diary
 
@@ -95,7 +96,7 @@ def test_what_a_fault_has_cost_where_the_job_is_started_again(tmp_path):
     assert lost_samples(books, 2.5, 9) == 128 and lost_samples(books, 0, 2.5) == 0
 
 
-END = End(model="a", loss=0.2, samples=640, ranks=3, serves=False, report=None)
+END = End(model="a", loss=0.2)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +137,10 @@ def test_processes_that_a_job_has_left_are_found_and_ended():
 
 
 def test_files_that_a_job_has_left_are_found_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "none")
-    monkeypatch.setattr(leftovers, "OF_MPIEXEC", (tmp_path.parent, f"{tmp_path.name}_*"))
+    monkeypatch.setattr(job, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(job, "OF_MPIEXEC", (tmp_path.parent, f"{tmp_path.name}_*"))
     (tmp_path / "before").touch()
-    before = leftovers.Belongings(tmp_path, work=tmp_path)
+    before = job.Belongings(tmp_path, work=tmp_path)
     of_mpiexec = tmp_path.with_name(f"{tmp_path.name}_topology")
     of_mpiexec.touch()
     assert before.left() == [str(of_mpiexec)]
@@ -150,18 +151,18 @@ def test_files_that_a_job_has_left_are_found_and_removed(tmp_path, monkeypatch):
     assert before.left() == [] and os.listdir(tmp_path) == ["before"]
 
 
-def run_of(folder, number, seed=0, key="survive", name="32-bit"):
-    folder.mkdir()
-    settings = child.Settings("", "")
-    bench = Bench(folder, ranks=4, seed=seed, keep=False, settings=settings)
+def target_of(folder, number=0, seed=0, key="survive", name="32-bit"):
+    folder.mkdir(exist_ok=True)
     reference = Reference("a", 0.2, 1.0, 1.0, 100)
-    return Run(bench, scenarios.SCENARIOS[key], name, reference, number, key)
+    return Bench(folder, 4, seed).target(SCENARIOS[key], key, name, number, reference)
 
 
 def test_a_seed_has_the_same_victims_and_moments(tmp_path):
     def drawn(folder, seed):
-        runs = [run_of(tmp_path / f"{folder}-{number}", number, seed) for number in range(8)]
-        return [(run.victim, run.scenario.fault.settings(run)) for run in runs]
+        targets = [target_of(tmp_path / folder, number, seed) for number in range(8)]
+        for target in targets:
+            target.scenario.fault.prepare(target)
+        return [(target.victim, target.settings.die) for target in targets]
 
     first = drawn("first", 0)
     assert first == drawn("again", 0) != drawn("other", 1)
@@ -170,23 +171,24 @@ def test_a_seed_has_the_same_victims_and_moments(tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_victims_are_those_of_the_family(tmp_path, name):
-    run = run_of(tmp_path / "run", 0, name=name)
-    any_of_them = {False, run.family.servers > 0}
-    serves = {"any": any_of_them, "worker": {False}, "server": {True}}[run.family.victims]
-    victims = run.family.ranks(4)
-    assert {run.serves(rank) for rank in victims} == serves and len(victims) >= 2 - run.serves(3)
+    target = target_of(tmp_path, name=name)
+    any_of_them = {False, target.family.servers > 0}
+    serves = {"any": any_of_them, "worker": {False}, "server": {True}}[target.family.victims]
+    victims = target.family.ranks(4)
+    assert {target.serves(rank) for rank in victims} == serves
+    assert len(victims) >= 2 - target.serves(3)
 
 
-def judged(folder, key, found, code, name="32-bit", faults=("it",)):
+def judged(folder, key, found, code, faults=("it",)):
     """What is said of a run that has ended so."""
-    run = run_of(folder, 0, key=key, name=name)
+    target = target_of(folder, key=key)
     for rank, end in found.items():
         text = json.dumps(end.__dict__)
-        (run.folder / f"end-{rank}-{100 + rank}.json").write_text(text)
-    outcome = Outcome(key, name, 0, faults=list(faults), code=code)
-    run.victims[: len(faults)] = range(1, 1 + len(faults))
-    run.victim = 1
-    run._judge(outcome)
+        (target.folder / f"end-{rank}-{100 + rank}.json").write_text(text)
+    outcome = Outcome(key, "32-bit", 0, faults=list(faults), code=code)
+    target.victims[: len(faults)] = range(1, 1 + len(faults))
+    target.victim = 1
+    judge(target, outcome)
     return outcome
 
 
@@ -211,61 +213,54 @@ ALL, LEFT = dict.fromkeys(range(4), END), dict.fromkeys((0, 2, 3), END)
     ],
 )
 def test_what_is_expected_of_a_scenario(tmp_path, key, found, code, met, wrong):
-    outcome = judged(tmp_path / "run", key, found, code)
+    outcome = judged(tmp_path, key, found, code)
     assert (outcome.met, bool(outcome.wrong)) == (met, wrong)
     assert outcome.bad == (wrong or not met)
 
 
 @pytest.mark.parametrize("key", ["ends", "survive", "spares"])
 def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path, key):
-    outcome = judged(tmp_path / "run", key, ALL, 0)
+    outcome = judged(tmp_path, key, ALL, 0)
     assert outcome.missed and not outcome.bad
 
 
 def test_ranks_are_lost_one_after_the_other(tmp_path):
     """Two are, and those that are left count; or one, and the other's end was there before."""
     for number, found in enumerate(({0: END, 3: END}, LEFT, {0: END, 1: END, 3: END})):
-        outcome = judged(
-            tmp_path / str(number), "survive-twice", found, 0, faults=("first", "second")
-        )
+        outcome = judged(tmp_path / str(number), "survive-twice", found, 0, ("first", "second"))
         faults = [["first", "second"], ["first"], ["second"]][number]
         assert outcome.met and not outcome.bad and outcome.faults == faults
     assert not judged(tmp_path / "less", "survive-twice", {0: END}, 0, faults="12").met
 
 
 def test_no_spare_is_asked_for_where_nothing_is_left_to_do(tmp_path):
-    run = run_of(tmp_path / "run", 0, key="spares")
-    assert run._replaced()
-    Diary(run.folder / f"{run.victim}-1.diary", "w+").enter(Place.FINISH)
-    assert not run._replaced()
+    target = target_of(tmp_path, key="spares")
+    assert must_replace(target)
+    Diary(target.folder / f"{target.victim}-1.diary", "w+").enter(Place.FINISH)
+    assert not must_replace(target)
 
 
 OUTCOMES = [
-    Outcome("survive", "32-bit", 0, ["SIGKILL"], True, code=0, starts=1, seconds=3.0,
+    Outcome("survive", "32-bit", 0, ["SIGKILL"], True, code=0, seconds=3.0,
             lost_samples=[64], recovery_s=[0.5], loss=0.2),
     Outcome("survive", "32-bit", 1, ["SIGKILL"], True, code=0, wrong="the model is another"),
     Outcome("survive", "32-bit", 2, [], True, missed=True, code=0),
-    Outcome("ends", "1-bit", 0, ["SIGKILL"], hung=True, processes=["python"]),
+    Outcome("ends", "1-bit", 0, ["SIGKILL"], hung=True, left=["python"]),
 ]  # fmt: skip
-RESULTS = summary.Results({"mpi": "MPI 5", "ranks": 4}, OUTCOMES, machine={"cores": 2})
 
 
 def test_reports_count_and_are_read_again(tmp_path, capsys):
-    survived, ended = RESULTS.tallies()
-    assert (survived.runs, survived.met, survived.missed, survived.wrong) == (2, 2, 1, 1)
-    assert (ended.runs, ended.met, ended.hangs, ended.left) == (1, 0, 1, 1)
-    path = tmp_path / "faults.json"
-    summary.Summary(RESULTS).write(path)
+    path, figure = tmp_path / "faults.json", tmp_path / "faults.png"
+    Summary(Results({"mpi": "MPI 5", "ranks": 4}, OUTCOMES, machine={"cores": 2})).write(path)
     pytest.importorskip("matplotlib")
-    figure = tmp_path / "faults.png"
     assert benchmarks_main(["faults", "--table", str(path), "--figure", str(figure)]) == 0
     printed = capsys.readouterr().out
     assert "3 faults in 3 runs: 2 as they must be, 1 wrong results, 1 hangs, 1 things" in printed
     assert "survive 32-bit 1: SIGKILL: as it must be, WRONG: the model is another" in printed
     assert figure.read_bytes().startswith(b"\x89PNG")
     path.write_text("{}")
-    with pytest.raises(UserError, match="not the results of this benchmark"):
-        summary.read(path)
+    assert benchmarks_main(["faults", "--table", str(path)]) == 1
+    assert "not the results of this benchmark" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -277,9 +272,9 @@ def test_losses_are_compared_with_undisturbed_ones(more, verdict):
         for i in range(10)
     ]
     late = Outcome("survive", "1-bit", 10, missed=True, loss=9.0, undisturbed=0.3)
-    few, enough = (Tally.of("survive", "1-bit", [*some, late]) for some in (hit[1:], hit))
-    assert few.comparison is None
-    assert enough.comparison is not None and enough.comparison.verdict == verdict
+    few, enough = (Tally([*some, late]).comparison() for some in (hit[1:], hit))
+    assert few is None
+    assert enough is not None and enough.verdict == verdict
 
 
 def sampled(memory, descriptors):
@@ -291,20 +286,18 @@ def sampled(memory, descriptors):
 def test_what_grows_in_a_soak(tmp_path, capsys):
     """A cache that fills in the beginning does not, nor does noise; a leak does."""
     flat = sampled(lambda i: 100 + min(i, 20) + i % 3, lambda i: 20 + i % 2)
-    assert all(one.flat for one in soak.growths(flat))
+    assert all(one.flat for one in soak.growths(soak.Soak(4, 60, flat)))
     leaks = sampled(lambda i: 100 + 0.2 * i, lambda i: 20 + i // 10)
-    assert [one.quantity for one in soak.growths(leaks) if not one.flat] == [
-        *("memory_mib", "descriptors")
-    ]
     result = soak.Soak(4, 60, leaks, ["learners: exit code 1"], machine={"cores": 2})
-    soak.Soaked(result).write(tmp_path / "soak.json")
-    again = summary.read(tmp_path / "soak.json")
-    again.print()
+    grow = [one.quantity for one in soak.growths(result) if not one.flat]
+    assert grow == ["memory_mib", "descriptors"]
+    path, figure = tmp_path / "soak.json", tmp_path / "soak.png"
+    soak.Soaked(result).write(path)
+    pytest.importorskip("matplotlib")
+    assert benchmarks_main(["faults", "--table", str(path), "--figure", str(figure)]) == 0
     printed = capsys.readouterr().out
     assert "3 quantities, of which 2 grow." in printed and "exit code 1" in printed
-    pytest.importorskip("matplotlib")
-    again.draw(tmp_path / "soak.png")
-    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_process_uses():
@@ -319,17 +312,16 @@ def test_what_a_process_uses():
 
 
 @pytest.mark.parametrize(
-    ("key", "known", "vendor", "root", "problem"),
+    ("key", "vendor", "root", "problem"),
     [
-        ("survive", "--survive", "Open MPI", False, None),
-        ("survive", "--survive", "MPICH", False, "this is MPICH"),
-        ("spares", "--survive", "Open MPI", True, "no --spares"),
-        ("cut", "", "MPICH", False, "needs root"),
-        ("ends", "", "MPICH", False, None),
+        ("survive", "Open MPI", False, None),
+        ("survive", "MPICH", False, "this is MPICH"),
+        ("cut", "MPICH", False, "needs root"),
+        ("ends", "MPICH", False, None),
     ],
 )
-def test_impossible_scenarios_are_skipped(key, known, vendor, root, problem):
-    found = faults._problem(scenarios.SCENARIOS[key], known, vendor, root)
+def test_impossible_scenarios_are_skipped(key, vendor, root, problem):
+    found = faults.problem(SCENARIOS[key], vendor, root)
     assert found is None if problem is None else problem in str(found)
 
 
@@ -342,9 +334,9 @@ def test_a_run_that_could_not_be_keeps_the_others(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(faults, "bound_mpi", lambda: {"vendor": "MPICH", "version": "5"})
     monkeypatch.setattr(Bench, "disturbed", disturbed)
     line = "faults --only ends survive --families 1-bit --faults 2"
-    found = faults._kills(options_of(line), tmp_path, alone=True)
+    found = faults.kills(options_of(line), tmp_path, root=True)
     assert [outcome.met for outcome in found.results.outcomes] == [False, True]
-    assert "no run: FileNotFoundError" in found.faults()[0]
+    assert "no run: FileNotFoundError" in found.failures()[0]
     assert "survive is skipped: --survive needs Open MPI 5" in capsys.readouterr().err
 
 

@@ -106,15 +106,11 @@ def test_no_benchmark_imports_itself_in_a_circle():
 
 
 def imported(path, name):
-    """Return the modules of benchmarks that a module imports at run time, with their packages."""
+    """Return the modules of benchmarks that a module imports, for types too, with their packages."""
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
-    for_types = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-    branches = (node for node in for_types if ast.unparse(node.test) == "TYPE_CHECKING")
-    skipped = {inner for branch in branches for inner in ast.walk(branch)}
     found = {package}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node not in skipped:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             base = resolve_name(base, package) if node.level else base
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
