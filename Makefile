@@ -16,7 +16,7 @@
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
-#   make convergence-torch   compressed gradients of PyTorch's models; eight core-hours
+#   make convergence-torch   compressed gradients of PyTorch's models; hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
 #   make audit   known vulnerabilities of what is installed; needs the network
@@ -175,7 +175,7 @@ convergence-compression: .venv/mpich/installed
 # Likewise.
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --compression --task transformer transformer-long lstm fashion-mnist --seeds 5 \
+	$(call BENCH,convergence --compression --task transformer lstm --seeds 5 \
 		--figure benchmarks/results/convergence-torch.png \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import statistics
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
@@ -45,12 +46,6 @@ class Search:
         near = (self.best, self.best + 1, self.best - 1)
         on_grid = (i for i in near if self.count is None or 0 <= i < self.count)
         return [i for i in on_grid if i not in self.scores]
-
-    def climb(self, scores_at: Callable[[list[int]], Iterable[Any]]) -> int:
-        """Search with a function that scores several places. Returns the best place."""
-        while points := self.next_points():
-            self.scores |= zip(points, scores_at(points), strict=True)
-        return self.best
 
 
 class MissingRun(Exception):
@@ -136,6 +131,26 @@ class Runs(Generic[Run, Outcome]):
             if run in self._begun:
                 self._begun[run].result()
         return [self.outcomes[run] for run in runs]
+
+    def search(
+        self,
+        start: int,
+        count: int,
+        runs_at: Callable[[int], list[Run]],
+        loss_of: Callable[[Outcome], float],
+    ) -> Search:
+        """Search for the place whose runs have the least mean loss.
+
+        Raises:
+            MissingRun: as `outcomes_of`.
+        """
+        search = Search(start, count)
+        while points := search.next_points():
+            self.outcomes_of([run for i in points for run in runs_at(i)])
+            for i in points:
+                losses = map(loss_of, self.outcomes_of(runs_at(i)))
+                search.scores[i] = statistics.fmean(losses)
+        return search
 
     def _carry_out(self, run: Run) -> None:
         begin, kind = time.monotonic(), self._kind(run)

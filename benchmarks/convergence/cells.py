@@ -99,12 +99,8 @@ OF_COMPRESSION = (
     Cell("digits", ALL, 8, "momentum", 0.2),
     Cell("transformer", (*OF_TORCH, "sign"), 4, "momentum", 0.4),
     Cell("transformer", (*OF_TORCH, *BEGINNINGS), 4, "AdamW", 0.006),
-    Cell("fashion-mnist", (*OF_TORCH, "sign"), 4, "momentum", 0.1),
-    Cell("fashion-mnist", (*OF_TORCH, *BEGINNINGS), 4, "AdamW", 0.012),
     Cell("lstm", (*OF_TORCH, "sign"), 4, "momentum", 0.4),
     Cell("lstm", (*OF_TORCH, *BEGINNINGS), 4, "AdamW", 0.006),
-    Cell("transformer-long", ("32", "1", "0.25"), 4, "momentum", 0.2),
-    Cell("transformer-long", ("32", "1", "0.25", *BEGINNINGS), 4, "AdamW", 0.003),
 )
 """The most important cells come first, should the time not suffice. PyTorch's tasks take part if
 named: PyTorch is not always there. Without signs under AdamW, since these fail under Adam."""

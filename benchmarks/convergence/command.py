@@ -9,18 +9,15 @@ are the best of a grid; "equal" rates are those tuned for serial SGD.
 Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
 ranks have minibatches of 64 samples and take the same number of steps for any number of ranks.
 Every contender has a tuned rate of its own. More tasks, named by --task, are PyTorch's: a
-transformer on the next byte, and a ResNet on Fashion-MNIST, with torch.optim's SGD of momentum 0.9
-and AdamW, through `parallel_sgd.torch.Learner`. The ResNet is measured by its test error in %, and
-its test set is the published one.
+transformer and an LSTM on the next byte, with torch.optim's SGD of momentum 0.9 and AdamW.
 
 A seed decides the data's split, the initial model and the order of the samples, equally for all
 contenders. Rates are tuned over factors of 2, on unreported seeds. The learning rate falls linearly
-to a tenth; in the larger models the rate rises from a tenth in the first sixteenth. Rates are
-chosen by the test loss, also if errors are compared.
+to a tenth; in the larger models the rate rises from a tenth in the first sixteenth.
 
-"Equivalent" means that the mean difference in test loss, or error, lies within the margin with 95 %
-confidence (two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the
-loss of knowing nothing. A rate with a star is the first or last of its grid.
+"Equivalent" means that the mean difference in test loss lies within the margin with 95 % confidence
+(two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the loss of
+knowing nothing. A rate with a star is the first or last of its grid.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ class Contender:
         style: in figures.
         make: the algorithm, from its options.
         options: fixed ones.
-        local: whether ranks train alone for a block.
         first: bits at the beginning, and for what part of all samples.
         ranks, optimizer: of the runs in cells that leave these to the contenders.
         rates: the origins of learning rate and options, of a run each, the best first: see
@@ -47,7 +46,6 @@ class Contender:
     style: Style
     make: Callable[..., Algorithm[Any]]
     options: Options = ()
-    local: bool = False
     first: tuple[float, float] | None = None
     ranks: tuple[int, ...] = ()
     optimizer: str = "SGD"
@@ -57,8 +55,7 @@ class Contender:
 
     def algorithm(self, options: Options, samples: int = 0) -> Algorithm[Any]:
         """Make the algorithm with more options, for a run of so many samples."""
-        every: dict[str, Any] = {"sync_steps": BLOCK} if self.local else {}
-        every |= dict(self.options) | dict(options)
+        every = dict(self.options) | dict(options)
         if self.first:
             bits, part = self.first
             every["gradient_bits"] = {0: bits, round(part * samples): every["gradient_bits"]}
@@ -80,8 +77,8 @@ UNCOMPRESSED: dict[str, Any] = {"ranks": SYNCHRONOUS, "rates": AS_WHOLE, "peer":
 def _local(
     title: str, color: str, dashes: Any, make: Any, options: Options = (), **how: Any
 ) -> Contender:
-    how = {"ranks": FEW, "rates": BOTH, **how}
-    return Contender(title, (color, dashes), make, options, local=True, **how)
+    options, how = (("sync_steps", BLOCK), *options), {"ranks": FEW, "rates": BOTH, **how}
+    return Contender(title, (color, dashes), make, options, **how)
 
 
 def _entropy(name: str, title: str, color: str, make: Any, **how: Any) -> dict[str, Contender]:

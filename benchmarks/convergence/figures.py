@@ -134,7 +134,7 @@ def distance(groups: Groups, path: Path) -> None:
             axes.set_xscale("log")
             axes.set_yscale("symlog", linthresh=2 * task.margin)
             axes.set_xlabel("bits sent for each value")
-            axes.set_ylabel(f"{task.measure} less that of 32 bits, {task.unit}")
+            axes.set_ylabel("test loss less that of 32 bits, nats")
 
 
 #: By whether the study is that of compression.
@@ -177,8 +177,8 @@ def _parts(result: Result) -> Any:
 
 
 def _loss_axis(axes: Axes, task: Task) -> None:
-    """Name a task's measure on the axis, and set its scale."""
-    axes.set_ylabel(f"{task.measure}, {task.unit}")
+    """Name the axis of losses, and set its scale."""
+    axes.set_ylabel("test loss, nats")
     if task.log_scale:
         axes.set_yscale("log")
         low, high = axes.get_ylim()

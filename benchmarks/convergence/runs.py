@@ -27,13 +27,9 @@ def load(path: Path) -> dict[Run, Outcome]:
         for group in json.loads(path.read_text()):
             sent = group.pop("bytes_sent")  # of all seeds alike, or by seed
             group["options"] = tuple(group["options"].items())
-            errors = group.pop("errors", {})
             for seed, losses in group.pop("losses").items():
-                outcomes[Run(**group, seed=int(seed))] = Outcome(
-                    tuple(losses),
-                    sent[seed] if isinstance(sent, dict) else sent,
-                    tuple(errors.get(seed, ())),
-                )
+                count = sent[seed] if isinstance(sent, dict) else sent
+                outcomes[Run(**group, seed=int(seed))] = Outcome(tuple(losses), count)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: these are not the runs of this benchmark: {error}") from None
     return outcomes
@@ -47,8 +43,6 @@ def write(path: Path, outcomes: Mapping[Run, Outcome]) -> None:
         seed = fields.pop("seed")
         group = groups.setdefault(json.dumps(fields), {**fields, "bytes_sent": {}, "losses": {}})
         group["bytes_sent"][seed], group["losses"][seed] = outcome.bytes_sent, outcome.losses
-        if outcome.errors:
-            group.setdefault("errors", {})[seed] = outcome.errors
     for group in groups.values():
         if len(counts := {*group["bytes_sent"].values()}) == 1:
             group["bytes_sent"] = counts.pop()

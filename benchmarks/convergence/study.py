@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..report import Report, machine, table
 from ..statistics import Comparison, compare
-from ..study import Runs, Search
+from ..study import Runs
 from .cells import Cell, Line
 from .contenders import CONTENDERS, Options
 from .optimizers import OPTIMIZERS
@@ -46,7 +46,7 @@ class Result:
     Attributes:
         line: of the table.
         setting: of the runs.
-        curves: [seeds, points], in the task's measure: test losses in nats, for most.
+        curves: [seeds, points], test losses in nats.
         bytes_sent: by all ranks together in a run, on average.
     """
 
@@ -96,9 +96,8 @@ class Tuner:
             MissingRun: see `Runs.outcomes_of`.
         """
         setting = self.setting(cell, line)
-        task, runs = TASKS[cell.task], runs_of(cell, line, setting, range(self.seeds))
-        outcomes = self.runs.outcomes_of(runs)
-        curves = [outcome.errors if task.unit == "%" else outcome.losses for outcome in outcomes]
+        outcomes = self.runs.outcomes_of(runs_of(cell, line, setting, range(self.seeds)))
+        curves = [outcome.losses for outcome in outcomes]
         sent = [outcome.bytes_sent for outcome in outcomes if outcome.bytes_sent] or [0]
         return Result(line, setting, np.array(curves), round(sum(sent) / len(sent)))
 
@@ -119,14 +118,11 @@ class Tuner:
         found: dict[Setting, float] = {}
         for options in CONTENDERS[line.contender].tuned:
 
-            def losses_at(places: list[int], options: Options = options) -> Iterable[float]:
-                settings = [Setting(grid[i], options) for i in places]
-                runs = [run for one in settings for run in runs_of(cell, line, one, seeds)]
-                losses = [outcome.losses[-1] for outcome in self.runs.outcomes_of(runs)]
-                return map(float, np.reshape(losses, (len(places), count)).mean(axis=1))
+            def runs_at(i: int, options: Options = options) -> list[Run]:
+                return runs_of(cell, line, Setting(grid[i], options), seeds)
 
-            search = Search(start, len(grid))
-            best = search.climb(losses_at)
+            search = self.runs.search(start, len(grid), runs_at, lambda one: one.losses[-1])
+            best = search.best
             setting = Setting(grid[best], options, best in (0, len(grid) - 1))
             found[setting] = search.scores[best]
         return min(found, key=found.__getitem__)
@@ -163,13 +159,13 @@ class Study(Report):
     """
 
     def __init__(self, groups: Groups, seeds: int, figures: Figures) -> None:
-        super().__init__(f"Test loss in nats or error in %, {seeds} seeds")
+        super().__init__(f"Test loss in nats, {seeds} seeds")
         self.groups, self.figures = groups, figures
         self.tables = {}
         for cell, results in groups.items():
             task = TASKS[cell.task]
-            margin = f"margin ±{task.margin:g} {task.unit}"
-            title = f"{cell.title(task)}: a rank's minibatch {task.minibatch}, {margin}"
+            minibatch = f"a rank's minibatch {task.minibatch}"
+            title = f"{cell.title(task)}: {minibatch}, margin ±{task.margin:g}"
             self.tables[title] = [_row(task, result, results) for result in results]
 
     def print(self) -> None:
@@ -210,7 +206,7 @@ def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str
     line, setting = result.line, result.setting
     first, peer, bits = results[0], peer_of(result, results), result.bits_sent(task)
     less = compare(result.final, first.final, task.margin)
-    diverged = int((result.final >= round(task.worst[task.unit == "%"], 4)).sum())
+    diverged = int((result.final >= round(task.worst[0], 4)).sum())
     return {
         "": result.title,
         "K": str(line.ranks),
@@ -219,7 +215,7 @@ def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str
         "η": "".join(f"{m:g}" for name, m in setting.options if name == "block_momentum"),
         "bits sent": f"{bits:.2f}" if bits else "",
         "a quarter in": f"{result.curves[:, task.points // 4 - 1].mean():.4f}",
-        task.measure: f"{result.final.mean():.4f}",
+        "test loss": f"{result.final.mean():.4f}",
         "diverged": str(diverged or ""),
         f"less {first.title}": _said(less) if result is not first else "",
         "median": f"{less.median:+.4f}" if result is not first else "",

@@ -1,4 +1,4 @@
-"""Tasks: data, a model, and a measure of the result."""
+"""Tasks: data and a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 from parallel_sgd.data import Dataset
 
 Score = tuple[float, float]  #: mean loss over the samples in nats; wrong samples in %
-
-MEASURES = {"nats": "test loss", "%": "test error"}  #: by unit; less is better
 
 
 class Held(Dataset):
@@ -56,14 +54,13 @@ class Task:
         classes: of the labels.
         data: (training, test) for a seed and a budget of samples.
         model: for a seed; of `parallel_sgd`, or a PyTorch module.
-        margin: of equivalence, in `unit`.
+        margin: of equivalence, in nats.
         tuning_seeds: how many rates are chosen on; more if seeds differ more.
         samples: of all ranks in a run, for any number of ranks; or else
         steps: in a run, each of a minibatch of every rank.
         warm_up: the part of a run with a rising rate, from a tenth of the highest.
         points: equally distant tests of the model; blocks of all K end there.
-        unit: of the measure in comparisons; rates are chosen by the loss.
-        log_scale: of the measure in figures.
+        log_scale: of the loss in figures.
         torch: whether the model is a PyTorch module.
     """
 
@@ -78,13 +75,8 @@ class Task:
     steps: int = 0
     warm_up: float = 0.0
     points: int = 16
-    unit: str = "nats"
     log_scale: bool = False
     torch: bool = False
-
-    @property
-    def measure(self) -> str:
-        return MEASURES[self.unit]
 
     @property
     def worst(self) -> Score:

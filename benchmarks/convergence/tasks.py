@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd.data import (
-    Dataset,
-    Images,
-    Subset,
     digits,
-    fashion_mnist,
     library_sequences,
     library_source,
 )
@@ -25,11 +21,9 @@ DIGITS_TESTED = 261  # leaves 1536 to train on: a whole number of minibatches fo
 CONTEXT = 8  #: bytes from which the next one is predicted
 SEQUENCE = 64  #: bytes in a sample of PyTorch's models, each of which is predicted
 BYTES_TESTED, SEQUENCES_TESTED = 4096, 512
-IMAGES = 59_904  # of 60,000: a whole number of minibatches of 128
 
 _library = cache(partial(library_source, CONTEXT))
 _library_sequences = cache(partial(library_sequences, SEQUENCE))
-_clothing = cache(fashion_mnist)
 
 
 def _digits(seed: int, samples: int) -> tuple[Held, Held]:
@@ -52,14 +46,8 @@ def _more_bytes(seed: int, samples: int) -> tuple[Held, Held]:
     return some_of(_library(most_bytes=6_000_000), (samples, BYTES_TESTED), seed)
 
 
-def _sequences(most_bytes: int, seed: int, samples: int) -> tuple[Held, Held]:
-    return some_of(_library_sequences(most_bytes=most_bytes), (samples, SEQUENCES_TESTED), seed)
-
-
-def _images(seed: int, samples: int) -> tuple[Dataset, Images]:
-    training, test = _clothing()
-    random = np.random.default_rng((seed, 2))
-    return Subset(training, random.permutation(len(training))[:IMAGES]), test
+def _sequences(seed: int, samples: int) -> tuple[Held, Held]:
+    return some_of(_library_sequences(most_bytes=3_000_000), (samples, SEQUENCES_TESTED), seed)
 
 
 def _torch_model(name: str, seed: int) -> Any:
@@ -100,7 +88,7 @@ TRANSFORMER = Task(
     steps=1024,
     minibatch=8,
     classes=256,
-    data=partial(_sequences, 3_000_000),
+    data=_sequences,
     model=partial(_torch_model, "transformer"),
     warm_up=1 / 16,
     torch=True,
@@ -123,23 +111,9 @@ TASKS = {
     "bytes-1024": _wider(1024, 512, tuning_seeds=1),
     "bytes-1024-long": _wider(1024, 2000, tuning_seeds=1),
     "transformer": TRANSFORMER,
-    "transformer-long": replace(TRANSFORMER, steps=4096, data=partial(_sequences, 12_000_000)),
     "lstm": replace(
         TRANSFORMER,
         title="next byte, LSTM of 0.2 million parameters",
         model=partial(_torch_model, "lstm"),
-    ),
-    "fashion-mnist": Task(
-        title="Fashion-MNIST, ResNet of 0.17 million parameters",
-        steps=936,  # two epochs
-        minibatch=32,
-        margin=0.2,
-        classes=10,
-        data=_images,
-        model=partial(_torch_model, "resnet"),
-        warm_up=1 / 16,
-        points=4,
-        unit="%",
-        torch=True,
     ),
 }

@@ -15,7 +15,7 @@ import parallel_sgd.torch
 from parallel_sgd import Algorithm, Communicator
 from parallel_sgd.data import Dataset
 from parallel_sgd.schedules import Schedule
-from parallel_sgd.torch.models import ByteTransformer, ResNet
+from parallel_sgd.torch.models import ByteTransformer
 
 from .optimizers import Rule
 from .task import Score
@@ -58,7 +58,6 @@ class ByteLSTM(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: ByteTransformer(64, layers=4, heads=4, context=64),
     "lstm": lambda: ByteLSTM(128),
-    "resnet": ResNet,
 }
 
 

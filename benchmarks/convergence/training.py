@@ -56,12 +56,10 @@ class Outcome:
     Attributes:
         losses: test loss in nats at each of the task's points; of a seed to tune on, at the end.
         bytes_sent: by all ranks together.
-        errors: in %, for tasks measured by errors; likewise.
     """
 
     losses: tuple[float, ...]
     bytes_sent: int
-    errors: tuple[float, ...] = ()
 
 
 def train(run: Run) -> Outcome:
@@ -72,8 +70,7 @@ def train(run: Run) -> Outcome:
         algorithm = contender.algorithm(run.options, run.samples)
         how: dict[str, Any] = {"seed": run.seed, "samples": run.samples, "points": points}
         scores, sent = scores_of(task, algorithm, run.optimizer, run.ranks, lr=run.lr, **how)
-    losses, errors = (tuple(np.round(values, 4).tolist()) for values in zip(*scores, strict=True))
-    return Outcome(losses, sent, errors if task.unit == "%" else ())
+    return Outcome(tuple(np.round([loss for loss, _ in scores], 4).tolist()), sent)
 
 
 class ArrayModel:

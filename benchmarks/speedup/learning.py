@@ -15,7 +15,7 @@ from parallel_sgd import UserError
 from ..convergence.optimizers import OPTIMIZERS
 from ..convergence.task import Score
 from ..convergence.training import FIRST_TUNING_SEED, scores_of
-from ..study import Runs, Search
+from ..study import Runs
 from .contenders import CONTENDERS, SERIAL, TASK
 
 
@@ -85,12 +85,13 @@ def _learn(
 ) -> Learned:
     rule = OPTIMIZERS[CONTENDERS[name].optimizer]
 
-    def losses_at(places: list[int]) -> list[float]:
-        wanted = [Run(name, workers, samples, rule.rates[i], FIRST_TUNING_SEED) for i in places]
-        return [loss for loss, _ in runs.outcomes_of(wanted)]
+    def runs_of(i: int, seeds: Sequence[int] = (FIRST_TUNING_SEED,)) -> list[Run]:
+        return [Run(name, workers, samples, rule.rates[i], seed) for seed in seeds]
 
-    place = Search(rule.rates.index(rule.start), len(rule.rates)).climb(losses_at)
-    lr = rule.rates[place]
-    scores = runs.outcomes_of([Run(name, workers, samples, lr, seed) for seed in seeds])
+    start, count = rule.rates.index(rule.start), len(rule.rates)
+    best = runs.search(start, count, runs_of, lambda score: score[0]).best
+    scores = runs.outcomes_of(runs_of(best, seeds))
     losses, errors = zip(*scores, strict=True)
-    return Learned(name, workers, samples, lr, [*losses], [100 - error for error in errors])
+    return Learned(
+        name, workers, samples, rule.rates[best], [*losses], [100 - error for error in errors]
+    )
