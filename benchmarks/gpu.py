@@ -29,25 +29,22 @@ from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 
+from .kernels import BLOCK, ENTROPY_BITS, layered, normal
 from .on_ranks import on_ranks
 from .report import Report, positive
 from .timing import Call, in_turn, median_s
 
-BLOCK_SIZE = 1024
 RANKS = 2
 EXCHANGED = 2**24  #: values of the vectors that ranks sum
 COMPARED = 2**20 + 37  #: values of the vectors on which the reference, which is slow, runs too
 SMALL = 2**16  #: random values; the vectors that are timed repeat them
-ENTROPY_BITS = (2, 1, 0.5, 0.25, 0.1)
-LAYERS = 16
 CHECKED = 100_003  #: values of which ranks compare a sum with the same exchange in NumPy
 STEPS = 3
 TRANSPORTS = ("collective", "pipelined")  #: of one GPU; NCCL wants one for each rank
 
 Arrays = dict[str, Any]
-KernelCall = tuple[
-    str, str, tuple[Any, ...], float
-]  # row, kernel, arguments, bytes it must move a value
+#: Row, kernel, arguments, and the bytes that must be moved for a value.
+KernelCall = tuple[str, str, tuple[Any, ...], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +59,7 @@ def main(options: argparse.Namespace) -> Report:
     values = -(-options.values // SMALL) * SMALL
     compare(cupy)
     name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    report = Report(f"CUDA kernels on {name}, {values} values in blocks of {BLOCK_SIZE}")
+    report = Report(f"CUDA kernels on {name}, {values} values in blocks of {BLOCK}")
     measure(cupy, report, values, options.repeats)
     sharing_ranks(report, min(values, EXCHANGED))
     alone_with_nccl(cupy, report, min(values, EXCHANGED))
@@ -217,15 +214,8 @@ def _arrays(n: int) -> Arrays:
     names = ("gradient", "residual", "x", "m")
     vectors = {name: random.standard_normal(n).astype(np.float32) for name in names}
     payload = np.zeros(2 * n, np.uint8)
-    layers = _layers(n)
+    layers = layered(normal(n))
     return {**vectors, "v": vectors["m"] ** 2, "payload": payload, "layers": layers}
-
-
-def _layers(n: int) -> Any:
-    """Make a vector with layers of unlike sizes."""
-    random = np.random.default_rng(1)
-    scales = np.repeat(np.exp(1.5 * random.standard_normal(LAYERS)), -(-n // LAYERS))[:n]
-    return (random.standard_normal(n) * scales).astype(np.float32)
 
 
 def _calls(arrays: Arrays) -> Iterator[KernelCall]:
@@ -233,7 +223,7 @@ def _calls(arrays: Arrays) -> Iterator[KernelCall]:
     gradient, residual, x, m, v, payload, layers = arrays.values()
     n = len(x)
     for bits in (1, 4, 8):
-        starts = cut([n], BLOCK_SIZE)
+        starts = cut([n], BLOCK)
         blocks = Blocks(starts, payload_offsets(starts, bits))
         part = payload[blocks.bytes]
         if bits == 1:
@@ -248,7 +238,7 @@ def _calls(arrays: Arrays) -> Iterator[KernelCall]:
             added = bits, blocks, part, x, True
             yield f"decode_levels, {bits} bits, add", "decode_levels", added, 8 + bits / 8
     for few in ENTROPY_BITS:
-        message = layers, residual, payload, find_step(_layers(SMALL), few, n).size
+        message = layers, residual, payload, find_step(layered(normal(SMALL)), few, n).size
         yield f"encode_entropy, {few:g} bits", "encode_entropy", message, 12 + few / 8
         for add, how in ((False, "write"), (True, "add")):
             row, moved = f"decode_entropy, {few:g} bits, {how}", few / 8 + (8 if add else 4)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from parallel_sgd.command_line.cluster import BURST, EmulatedHosts
-from parallel_sgd.command_line.cluster.links import address, port
+from parallel_sgd.command_line.cluster.links import port
 
-from .child import CHECKPOINTS, DIED
 from .diary import Place, diaries
 from .job import signalled, wait_for_end
+from .programs import CHECKPOINTS
 from .target import Fault, Target
 
 RATE = 1e9  #: of emulated links, bits/s
@@ -27,44 +26,31 @@ SLOW_BITS_PER_S = 5e6
 DISK_KIB = 4096
 BALLAST = "ballast"
 WAYS = ("everything", "ranks", "launcher", "mpiexec", "SIGTERM")  #: to kill a job
-
-#: By place: a rank kills itself in which call at most, and how many seconds later at most.
-DEATHS = {
-    Place.START: (1, 0.05),
-    Place.EXCHANGE: (200, 0.002),
-    Place.CHECKPOINT: (8, 0.02),
-    Place.FINISH: (1, 0.003),
-}
-
-#: Waits until a host answers, for 30 s at most: that nobody listens there is an answer.
-KNOCK = """
-import errno, socket, sys, time
-until = time.monotonic() + 30
-while True:
-    with socket.socket() as asks:
-        asks.settimeout(1)
-        if asks.connect_ex((sys.argv[1], 9)) in (0, errno.ECONNREFUSED):
-            break
-    if time.monotonic() > until:
-        sys.exit(f"{sys.argv[1]} does not answer over a link that was restored")
-    time.sleep(0.05)
-"""
+PLACES = (Place.EXCHANGE, Place.CHECKPOINT, Place.FINISH)  #: to kill a rank
 
 #: Begins a fault; returns the event in words, and a call that ends the fault.
 Begin = Callable[[Target], tuple[str, Callable[[], object]]]
 
 
-def kill_rank(
-    places: tuple[Place, ...] = (Place.EXCHANGE, Place.CHECKPOINT, Place.FINISH),
-    share: float = 0.3,
-) -> Fault:
-    """SIGKILL to a rank, from outside at any moment, or by the rank itself in a named place.
+def kill_rank(places: tuple[Place, ...] = PLACES, share: float = 0.3) -> Fault:
+    """SIGKILL to a rank at any moment.
 
     Args:
-        places: for `share` of the runs, a random place of these.
+        places: for `share` of the runs, the rank's place, a random one of these.
     """
-    plan = partial(_plan_death, places=places, share=share)
-    return Fault(_kill_rank, plan, _wait_for_death)
+
+    def wait(target: Target) -> bool:
+        if target.random.random() >= share:
+            return target.wait_for_moment()
+        possible = [place for place in places if place != Place.CHECKPOINT or target.saves]
+        place = possible[target.random.integers(len(possible))]
+        if place in (Place.START, Place.FINISH):
+            return target.wait_for_place(place)
+        return target.wait_for_step() and (
+            target.serves(target.victim) or target.wait_for_place(place)
+        )
+
+    return Fault(lambda target: target.signal_victim(signal.SIGKILL)[1], wait=wait)
 
 
 def kill_job(*ways: str) -> Fault:
@@ -83,7 +69,7 @@ def for_good(begin: Begin) -> Fault:
 
 
 def for_a_while(begin: Begin, shortest_s: float = 0.05, longest_s: float = 2.0) -> Fault:
-    """A fault that passes."""
+    """A fault with an end."""
 
     def strike(target: Target) -> str:
         said, end = begin(target)
@@ -115,35 +101,6 @@ def slow(target: Target) -> tuple[str, Callable[[], object]]:
     hosts, host = _hosts(target), int(target.random.integers(target.ranks))
     _limit(hosts, host, SLOW_BITS_PER_S)
     return f"the link of host {host} was slow", lambda: _limit(hosts, host, RATE)
-
-
-def _plan_death(target: Target, places: tuple[Place, ...], share: float) -> None:
-    random, victim = target.random, target.victim
-    if random.random() >= share:
-        return
-    possible = [place for place in places if place != Place.CHECKPOINT or target.saves]
-    place = possible[random.integers(len(possible))]
-    calls, within_s = DEATHS[place]
-    if target.serves(victim) and place != Place.START:  # it is in no other place
-        place, calls, within_s = Place.FINISH, 1, target.reference.training_s
-    call, after_s = int(random.integers(1, calls + 1)), float(random.uniform(0, within_s))
-    die = {"rank": victim, "place": place.name, "call": call, "after_s": after_s}
-    target.settings = replace(target.settings, die=die)
-
-
-def _wait_for_death(target: Target) -> bool:
-    if not target.settings.die:
-        return target.wait_for_moment()
-    return target.wait_until((target.folder / DIED).exists)
-
-
-def _kill_rank(target: Target) -> str:
-    die = target.settings.die
-    if not die:
-        return target.signal_victim(signal.SIGKILL)[1]
-    target.struck_s = float((target.folder / DIED).read_text() or time.monotonic())
-    time.sleep(max(0.0, target.struck_s - time.monotonic()))
-    return f"rank {target.victim} killed itself in {die['place']}, time {die['call']}"
 
 
 def _kill_job(target: Target, ways: tuple[str, ...]) -> str:
@@ -194,7 +151,7 @@ def _plan_clock(target: Target) -> None:
 
 
 def _set_times(target: Target) -> str:
-    """Kill the job, whose clock was set back, and give its files times in any order."""
+    """Kill the job, and give its files times in any order."""
     said = _kill_job(target, WAYS)
     _wait_for_end(target)
     folder = target.folder / CHECKPOINTS
@@ -243,11 +200,9 @@ def _hosts(target: Target) -> EmulatedHosts:
 
 
 def _mend(hosts: EmulatedHosts) -> None:
-    for host in range(len(hosts.names)):
-        hosts.mend(host)
-    for name in hosts.names:  # its kernel has found out that nobody answers, and has to forget
-        knock = [sys.executable, "-c", KNOCK, address(0)]
-        subprocess.run(["ip", "netns", "exec", name, *knock], check=True)
+    for host, name in enumerate(hosts.names):
+        hosts.mend(host)  # its kernel has found out that nobody answers, and has to forget
+        subprocess.run(["ip", "-n", name, "neigh", "flush", "all"], check=True)
 
 
 def _limit(hosts: EmulatedHosts, host: int, rate: float) -> None:

@@ -37,8 +37,8 @@ class Job:
     """`parallel-sgd run` of a program of this package, in a process of its own.
 
     Args:
-        program: of `__main__.PROGRAMS`.
-        settings: its argument, as JSON.
+        program: of `programs`, by name.
+        settings: its arguments.
         folder: gets the output, and has the temporary files.
         ranks: how many.
         options: more of `parallel-sgd run`.
@@ -65,7 +65,7 @@ class Job:
         environ = {**without_launcher(os.environ), **of_hosts}
         with (folder / OUTPUT).open("ab") as output:
             self.process = subprocess.Popen(
-                [*command, "-m", __package__, program, json.dumps(settings)],
+                [*command, "-m", f"{__package__}.programs", program, json.dumps(settings)],
                 cwd=folder,
                 env={**environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
                 stdin=subprocess.DEVNULL,
@@ -108,32 +108,28 @@ class Job:
         self.process.wait()
 
 
-class Belongings:
-    """The files before a job, in all places of possible leftovers.
+def belongings(work: Path, hosts: EmulatedHosts | None = None) -> set[Path]:
+    """Return all files and folders in places of possible leftovers.
 
     Args:
-        places: folders.
-        work: the job's working directory: only folders of launchers count.
+        work: the job's working directory: only folders of launchers and temporary files count.
     """
+    found = {*SHARED_MEMORY.glob("*"), *work.glob(".parallel_sgd-*"), *(work / TEMPORARY).glob("*")}
+    of_mpiexec = {*OF_MPIEXEC[0].glob(OF_MPIEXEC[1])}
+    found |= of_mpiexec - in_use(of_mpiexec)  # without a process: of an ended job
+    return found | {*Path(hosts.folder).glob("*")} if hosts else found
 
-    def __init__(self, *places: Path, work: Path) -> None:
-        self._before = {place: _names(place) for place in (SHARED_MEMORY, *places)}
-        self._files, self._work = _files_of_mpiexec(), work
 
-    def left(self) -> list[str]:
-        """Remove and return all new files. Call after the end of all processes."""
-        found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
-        found += sorted(_files_of_mpiexec() - self._files)
-        for place, before in self._before.items():
-            for name in sorted(_names(place) - before):
-                path = place / name
-                found.append(str(path))
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    with suppress(OSError):  # another job's, which was quicker
-                        path.unlink()
-        return found
+def files_left(before: set[Path], work: Path, hosts: EmulatedHosts | None = None) -> list[str]:
+    """Remove and return all new belongings. Call after the end of all processes."""
+    found = sorted(belongings(work, hosts) - before)
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):  # another job's, which was quicker
+                path.unlink()
+    return [str(path) for path in found]
 
 
 def processes_left(wait_s: float = GONE_S) -> list[str]:
@@ -224,14 +220,3 @@ def _command_line(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return " ".join(word.decode(errors="replace") for word in words)[:200].strip()
     return f"process {pid}"
-
-
-def _files_of_mpiexec() -> set[str]:
-    """Return files without a process: of an ended job."""
-    place, pattern = OF_MPIEXEC
-    found = {*place.glob(pattern)}
-    return {str(path) for path in found - in_use(found)}
-
-
-def _names(place: Path) -> set[str]:
-    return {path.name for path in place.iterdir()} if place.is_dir() else set()

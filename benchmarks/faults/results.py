@@ -20,7 +20,7 @@ FEWEST_LOSSES = 10  #: below, losses are not compared
 
 HEAD = (
     *("", "family", "expected", "runs", "met", "faults", "too late", "lost samples"),
-    *("s to recover", "s to the end", "loss", "difference", "wrong", "hangs", "left behind"),
+    *("s to recover", "s to the end", "difference in loss"),
 )
 
 
@@ -76,46 +76,32 @@ class Outcome:
         return f"{self.scenario} {self.family} {self.number}: {faults}: {', '.join(words)}"
 
 
-class Tally:
-    """The outcomes of a scenario and a family; `hit` are those of runs with a fault in time."""
+def hits(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of runs in which a fault came in time."""
+    return [outcome for outcome in outcomes if not outcome.missed]
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        self.scenario, self.family = outcomes[0].scenario, outcomes[0].family
-        self.hit = [outcome for outcome in outcomes if not outcome.missed]
-        self.missed = len(outcomes) - len(self.hit)
-        self.faults = sum(len(outcome.faults) for outcome in self.hit)
-        self.met = sum(outcome.met for outcome in self.hit)
-        self.wrong = sum(bool(outcome.wrong) for outcome in outcomes)
-        self.hangs = sum(outcome.hung for outcome in outcomes)
-        self.left = sum(len(outcome.left) for outcome in outcomes)
-        self.recovery_s = [seconds for outcome in self.hit for seconds in outcome.recovery_s]
-        self.seconds = [outcome.seconds for outcome in self.hit]
 
-    def losses(self) -> list[tuple[float, float]]:
-        """Return final losses in nats, each with the loss of an undisturbed run."""
-        return [(o.loss, o.undisturbed) for o in self.hit if o.loss and o.undisturbed]
+def comparison(outcomes: Sequence[Outcome]) -> Comparison | None:
+    """Compare the final losses with those of undisturbed runs, if there are enough."""
+    pairs = [(o.loss, o.undisturbed) for o in hits(outcomes) if o.loss and o.undisturbed]
+    if len(pairs) < FEWEST_LOSSES:
+        return None
+    return compare([ours for ours, _ in pairs], [theirs for _, theirs in pairs], EQUIVALENT)
 
-    def comparison(self) -> Comparison | None:
-        """Compare the losses with undisturbed losses, if there are enough."""
-        ours, theirs = ([pair[i] for pair in self.losses()] for i in range(2))
-        return compare(ours, theirs, EQUIVALENT) if len(ours) >= FEWEST_LOSSES else None
 
-    def cells(self, expected: str) -> list[str]:
-        """Return the line of the table: medians, and in parentheses the largest values.
-
-        Losses are multiples of an undisturbed run's loss; the difference is the mean, in nats.
-        """
-        compared = self.comparison()
-        return [
-            *(self.scenario, self.family, expected),
-            *map(str, (len(self.hit), self.met, self.faults, self.missed)),
-            _spread([lost for outcome in self.hit for lost in outcome.lost_samples], ",.0f"),
-            _spread(self.recovery_s, ".2f"),
-            _spread(self.seconds, ".1f"),
-            _spread([loss / undisturbed for loss, undisturbed in self.losses()], ".2f"),
-            f"{compared.mean:+.4f} {compared.verdict}" if compared else "",
-            *map(str, (self.wrong, self.hangs, self.left)),
-        ]
+def cells(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a line of the table: medians, in parentheses the largest values, and the mean
+    difference in loss, in nats."""
+    first, hit, compared = outcomes[0], hits(outcomes), comparison(outcomes)
+    met, faults = sum(outcome.met for outcome in hit), sum(len(o.faults) for o in hit)
+    return [
+        *(first.scenario, first.family, SCENARIOS[first.scenario].expected),
+        *map(str, (len(hit), met, faults, len(outcomes) - len(hit))),
+        _spread([samples for outcome in hit for samples in outcome.lost_samples], ",.0f"),
+        _spread([seconds for outcome in hit for seconds in outcome.recovery_s], ".2f"),
+        _spread([outcome.seconds for outcome in hit], ".1f"),
+        f"{compared.mean:+.4f} {compared.verdict}" if compared else "",
+    ]
 
 
 @dataclass
@@ -140,28 +126,28 @@ class Summary(Report):
     def __init__(self, results: Results) -> None:
         super().__init__(f"{TITLE}: {results.options['ranks']} ranks, {results.options['mpi']}")
         self.results = results
-        rows: dict[tuple[str, str], list[Outcome]] = {}
-        for outcome in results.outcomes:
-            rows.setdefault((outcome.scenario, outcome.family), []).append(outcome)
         order = list(SCENARIOS)
-        self.tallies = [Tally(rows[key]) for key in sorted(rows, key=lambda k: order.index(k[0]))]
+        self.rows_of: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in sorted(results.outcomes, key=lambda o: order.index(o.scenario)):
+            self.rows_of.setdefault((outcome.scenario, outcome.family), []).append(outcome)
 
     def print(self) -> None:
-        rows = [tally.cells(SCENARIOS[tally.scenario].expected) for tally in self.tallies]
-        print(f"\n{self.title}\n", *table(HEAD, rows), "", sep="\n")
-        for key in dict.fromkeys(tally.scenario for tally in self.tallies):
+        lines = table(HEAD, map(cells, self.rows_of.values()))
+        print(f"\n{self.title}\n", *lines, "", sep="\n")
+        for key in dict.fromkeys(scenario for scenario, _ in self.rows_of):
             print(f"{key}: {SCENARIOS[key].what}.")
         print(self.sums(), *self.failures(), sep="\n")
 
     def sums(self) -> str:
         """Count all runs, in words."""
-        tallies = self.tallies
-        runs, met = sum(len(t.hit) for t in tallies), sum(t.met for t in tallies)
-        wrong, hangs = sum(t.wrong for t in tallies), sum(t.hangs for t in tallies)
-        left = sum(t.left for t in tallies) + len(self.results.namespaces)
+        outcomes = self.results.outcomes
+        hit = hits(outcomes)
+        left = sum(len(o.left) for o in outcomes) + len(self.results.namespaces)
         return (
-            f"{sum(t.faults for t in tallies)} faults in {runs} runs: {met} as they must be, "
-            f"{wrong} wrong results, {hangs} hangs, {left} things left behind."
+            f"{sum(len(o.faults) for o in hit)} faults in {len(hit)} runs: "
+            f"{sum(o.met for o in hit)} as they must be, "
+            f"{sum(bool(o.wrong) for o in outcomes)} wrong results, "
+            f"{sum(o.hung for o in outcomes)} hangs, {left} things left behind."
         )
 
     def failures(self) -> list[str]:
@@ -175,36 +161,35 @@ class Summary(Report):
         return {"title": self.title, **asdict(self.results)}
 
     def draw(self, path: FilePath) -> None:
-        """Draw the expected outcomes on the left, and the seconds after a fault on the right."""
-        lines = self._lines()
+        """Draw the expected outcomes on the left, and the seconds after a fault on the right.
+
+        A line is a family in a scenario, or a whole scenario if there are too many lines.
+        """
+        lines: dict[str, list[Outcome]] = {}
+        for (scenario, family), outcomes in self.rows_of.items():
+            name = scenario if len(self.rows_of) > MOST_LINES else f"{scenario}: {family}"
+            lines.setdefault(name, []).extend(hits(outcomes))
         size, legend = (6.5, 1 + 0.28 * len(lines)), ("outside lower right", 2)
         titles, notes = {"runs": "", "seconds": ""}, [self.sums()]
         with panels(
             titles, path, self.title, size=size, notes=notes, legend=legend, sharey=True
         ) as axes:
             counts, seconds = axes["runs"], axes["seconds"]
-            for y, tallies in enumerate(reversed(lines.values())):
-                runs, met = sum(len(tally.hit) for tally in tallies), sum(t.met for t in tallies)
+            for y, hit in enumerate(reversed(lines.values())):
+                met = sum(outcome.met for outcome in hit)
                 counts.barh(y, met, color=AS_EXPECTED)
-                counts.barh(y, runs - met, left=met, color=NOT_SO)
-                for tally in tallies:
-                    for values, color in ((tally.recovery_s, RECOVERY), (tally.seconds, TO_END)):
-                        seconds.plot(values, [y] * len(values), "|", color=color, alpha=0.6)
+                counts.barh(y, len(hit) - met, left=met, color=NOT_SO)
+                recovery_s = [s for outcome in hit for s in outcome.recovery_s]
+                for times, color in (
+                    (recovery_s, RECOVERY),
+                    ([outcome.seconds for outcome in hit], TO_END),
+                ):
+                    seconds.plot(times, [y] * len(times), "|", color=color, alpha=0.6)
             counts.set_yticks(range(len(lines)), [*reversed(lines)], fontsize=8)
             counts.set_xlabel("runs (red: not as they must be)")
             seconds.set_xlabel("seconds from the fault")
             seconds.plot([], [], "|", color=RECOVERY, label="to the first step after it")
             seconds.plot([], [], "|", color=TO_END, label="to the job's end")
-
-    def _lines(self) -> dict[str, list[Tally]]:
-        """Return the tallies of each line, by its name: a family in a scenario, or a whole scenario
-        if there are too many lines."""
-        lines: dict[str, list[Tally]] = {}
-        many = len(self.tallies) > MOST_LINES
-        for tally in self.tallies:
-            name = tally.scenario if many else f"{tally.scenario}: {tally.family}"
-            lines.setdefault(name, []).append(tally)
-        return lines
 
 
 def _spread(values: Sequence[float], form: str) -> str:

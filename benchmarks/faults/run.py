@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -19,11 +20,11 @@ import numpy as np
 
 from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
 
-from .child import End, ends
 from .diary import Place, diaries, lost_samples, recovery_s
 from .families import FAMILIES
 from .faults import RATE
-from .job import TEMPORARY, Belongings, processes_left
+from .job import belongings, files_left, processes_left
+from .programs import End
 from .results import Outcome
 from .target import Reference, Scenario, Target
 
@@ -59,18 +60,19 @@ class Bench(ExitStack):
         target = self.target(scenario, key, name, number, self._reference(scenario, name))
         with target.traces:
             disturb(target, outcome)
-        shutil.rmtree(target.folder, ignore_errors=True)
         return outcome
 
     def target(
         self, scenario: Scenario, key: str, name: str, number: int, reference: Reference
     ) -> Target:
-        """Return the target of a run, whose job has not started."""
+        """Return the target of a run, whose job has not started; its traces have the folder."""
         folder = self.folder / f"{key}-{name}-{number}"
         folder.mkdir()
         random = np.random.default_rng([self.seed, zlib.crc32(f"{key}/{name}".encode()), number])
         hosts = self.hosts if scenario.hosts else None
-        return Target(scenario, name, folder, self.ranks, reference, random, hosts)
+        target = Target(scenario, name, folder, self.ranks, reference, random, hosts)
+        target.traces.callback(shutil.rmtree, folder, ignore_errors=True)
+        return target
 
     def _reference(self, scenario: Scenario, name: str) -> Reference:
         """Return the result of undisturbed jobs, run once for all."""
@@ -83,8 +85,8 @@ class Bench(ExitStack):
             found = []
             for number in range(1 if FAMILIES[name].repeats else UNDISTURBED):
                 target = self.target(calm, "calm", name, number, unknown)
-                found.append(undisturbed(target))
-                shutil.rmtree(target.folder, ignore_errors=True)
+                with target.traces:
+                    found.append(undisturbed(target))
             loss = statistics.fmean(reference.loss for reference in found)
             self._references[case] = replace(found[0], loss=loss)
         return self._references[case]
@@ -114,8 +116,7 @@ def disturb(target: Target, outcome: Outcome) -> None:
     """Carry out a run with the fault, and write down its outcome."""
     scenario, fault = target.scenario, target.scenario.fault
     fault.prepare(target)
-    places = [target.hosts.folder] if target.hosts else []
-    before = Belongings(target.folder / TEMPORARY, *places, work=target.folder)
+    before = belongings(target.folder, target.hosts)
     by_hand = scenario.expected == "resumes" and not scenario.restarts
     times = int(target.random.integers(1, scenario.most + 1))
     struck: list[float] = []
@@ -137,7 +138,7 @@ def disturb(target: Target, outcome: Outcome) -> None:
             outcome.seconds = max(outcome.seconds, time.monotonic() - since_s)
         outcome.left += processes_left()
         if not target.launcher_killed:
-            outcome.left += before.left()
+            outcome.left += files_left(before, target.folder, target.hosts)
         if outcome.hung or not by_hand or outcome.code == 0:
             break
         target.repair()
@@ -193,6 +194,12 @@ def judge(target: Target, outcome: Outcome) -> None:
     if outcome.met:
         outcome.wrong = wrong_result(found, left, same, target.reference.loss)
         outcome.loss = next(iter(found.values())).loss
+
+
+def ends(folder: Path) -> dict[int, End]:
+    """Return the ends of all finished ranks, by rank."""
+    paths = folder.glob("end-*.json")
+    return {int(path.stem.split("-")[1]): End(**json.loads(path.read_text())) for path in paths}
 
 
 def must_replace(target: Target) -> bool:

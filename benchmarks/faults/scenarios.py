@@ -8,8 +8,8 @@ from .diary import Place
 from .families import SYNCHRONOUS
 from .faults import (
     CLOCK_BACK,
-    DEATHS,
     FULL_DISK,
+    PLACES,
     REMOVED_FOLDER,
     WAYS,
     cut,
@@ -50,7 +50,7 @@ _spares = replace(
     spares=1,
     families=SYNCHRONOUS,
 )
-_ends = Scenario("a rank killed", kill_rank(tuple(DEATHS)), "ends", training=False)
+_ends = Scenario("a rank killed", kill_rank((Place.START, *PLACES)), "ends", training=False)
 _resume = Scenario(
     "the whole job killed, and started again by hand",
     kill_job(*WAYS),

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..panels import FilePath, panels
 from ..report import Report, machine, table
 from .diary import diaries
-from .endless import LEARNERS, STOP, TRAINING
 from .job import Job, processes_left
+from .programs import LEARNERS, STOP, TRAINING
 
 QUANTITIES = {"memory_mib": "memory, MiB", "descriptors": "open files", "threads": "threads"}
 SAMPLES = 120  #: of a part, about
@@ -88,7 +88,7 @@ def measure(folder: Path, ranks: int, seconds: float) -> Soak:
     for number, part in enumerate((TRAINING, LEARNERS)):
         own = folder / f"soak-{number}"
         own.mkdir()
-        job = Job("endless", {"folder": str(own), "part": part}, own, ranks)
+        job = Job("soak", {"folder": str(own), "part": part}, own, ranks)
         while not job.wait(seconds / 2 / SAMPLES):
             time_s = time.monotonic() - job.began_s
             if time_s >= seconds / 2:

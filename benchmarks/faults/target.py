@@ -14,14 +14,14 @@ import numpy as np
 
 from parallel_sgd.command_line.cluster import EmulatedHosts
 
-from .child import CHECKPOINTS, Settings
-from .diary import Diary, diaries
+from .diary import Diary, Place, diaries
 from .families import FAMILIES
 from .job import Job, signalled
+from .programs import CHECKPOINTS, Settings
 
 SAVE_EVERY = 1500  #: samples
 SECONDS = 30.0  #: that a job may take to end, beside those of a whole undisturbed one three times
-LOOK_S = 0.005
+LOOK_S = 0.002
 AT_ONCE, AT_ONCE_S = 0.3, 0.1  #: share of ranks that are lost so soon after another
 
 Expected = Literal["survives", "ends", "goes on", "resumes"]
@@ -162,7 +162,7 @@ class Target:
         options += ["--servers", str(servers)] if servers else []
         ranks = self.ranks + self.scenario.spares
         settings = asdict(self.settings)
-        self.job = Job("child", settings, self.folder, ranks, options, self.hosts)
+        self.job = Job("train", settings, self.folder, ranks, options, self.hosts)
 
     def serves(self, rank: int) -> bool:
         return rank >= self.ranks - self.family.servers
@@ -208,10 +208,18 @@ class Target:
             return self.wait_until_s(moment_s) and self.wait_until(
                 lambda: self.victim in {book.rank for book in self._books_of_job()}
             )
-        steps = random.integers(1, reference.steps + 1)
-        within_s = 2 * reference.training_s / reference.steps
-        return self.wait_until(lambda: self._steps() >= steps) and self.wait_until_s(
-            time.monotonic() + random.uniform(0, within_s)
+        within_s = random.uniform(0, 2 * reference.training_s / reference.steps)
+        return self.wait_for_step() and self.wait_until_s(time.monotonic() + within_s)
+
+    def wait_for_step(self) -> bool:
+        """Wait for a random step of the training; return whether the job still runs."""
+        steps = self.random.integers(1, self.reference.steps + 1)
+        return self.wait_until(lambda: self._steps() >= steps)
+
+    def wait_for_place(self, place: Place) -> bool:
+        """Wait until the victim is in a place; return whether the job still runs."""
+        return self.wait_until(
+            lambda: (self.victim, place) in {(b.rank, b.place) for b in self._books_of_job()}
         )
 
     def wait_for_next(self) -> bool:

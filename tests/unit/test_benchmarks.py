@@ -106,7 +106,7 @@ def test_no_benchmark_imports_itself_in_a_circle():
 
 
 def imported(path, name):
-    """Return the modules of benchmarks that a module imports, for types too, with their packages."""
+    """Return the modules of benchmarks that a module imports, and their packages."""
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
     found = {package}
     for node in ast.walk(ast.parse(path.read_text())):
