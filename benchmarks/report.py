@@ -122,9 +122,6 @@ class _Stored:
     rows: list[Row]
 
 
-DrawnReport = Report
-
-
 def load(path: FilePath, kind: type[T]) -> T:
     """Read a dataclass, with dataclasses in its fields, from a JSON file; skip other keys.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..panels import FilePath, panels
 from ..report import Report, machine, table
@@ -124,30 +123,25 @@ def used(pid: int) -> tuple[float, float, float]:
     return memory, float(len(os.listdir(f"/proc/{pid}/fd"))), float(values["Threads"])
 
 
-def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Return the median slope between any two points (Theil, Sen).
-
-    >>> slope([0, 1, 2, 3], [1, 2, 90, 4])
-    1.0
-    """
-    pairs = combinations(zip(times, values, strict=True), 2)
-    return statistics.median((y - v) / (x - u) for (u, v), (x, y) in pairs if x > u)
-
-
 def growths(soak: Soak) -> list[Growth]:
-    """Return the growth of every quantity in every process with enough samples."""
+    """Return the growth of every quantity in every process with enough samples.
+
+    The slope is the median of the slopes between any two points (Theil, Sen).
+    """
     found = []
     for (part, rank), own in soak.lines().items():
         warm = own[int(WARM * len(own)) :]
         if len(warm) < 4:
             continue
-        times, few = [sample.time_s for sample in warm], max(1, len(warm) // 5)
+        times, few = np.array([sample.time_s for sample in warm]), max(1, len(warm) // 5)
+        a, b = np.triu_indices(len(warm), 1)
         for quantity, limit in LIMITS.items():
-            values = [float(getattr(sample, quantity)) for sample in warm]
-            first, last = statistics.median(values[:few]), statistics.median(values[-few:])
+            values = np.array([float(getattr(sample, quantity)) for sample in warm])
+            first, last = float(np.median(values[:few])), float(np.median(values[-few:]))
+            slope = np.median((values[b] - values[a]) / (times[b] - times[a]))
+            growth = float(slope * (times[-1] - times[0]))
             if quantity == "memory_mib":
                 limit = max(limit, SHARE * first)
-            growth = slope(times, values) * (times[-1] - times[0])
             found.append(Growth(part, rank, quantity, first, last, growth, limit))
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from benchmark_players import options_of
 
-from benchmarks import report
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import command as faults
 from benchmarks.faults import job, soak
@@ -29,12 +27,6 @@ from benchmarks.faults.target import Reference
 from parallel_sgd import UserError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize("module", [report, soak])
-def test_examples_in_docstrings(module):
-    failed, tried = doctest.testmod(module)
-    assert tried > 0 and failed == 0
 
 
 def test_a_diary_outlives_its_rank(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import rans
+from benchmarks import rans, report
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.convergence.runs import load
 from benchmarks.report import Report
@@ -71,6 +72,11 @@ def test_a_report_is_printed_and_drawn_anew_from_its_file(tmp_path, capsys):
     assert benchmarks_main(line) == 0
     assert capsys.readouterr().out.count(" hosts, ") >= 36
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_example_of_a_table():
+    failed, tried = doctest.testmod(report)
+    assert tried > 0 and failed == 0
 
 
 def test_a_report_that_is_read_names_the_machine_that_measured_it(tmp_path):
