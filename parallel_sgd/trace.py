@@ -67,11 +67,9 @@ _NO_SPAN: Span = _NoSpan()
 class Trace:
     """Keeps the intervals of one rank, from any of its threads.
 
-    Args:
-        most_events: the number of intervals to keep.
-
     Attributes:
         events: in the order of their ends.
+        most_events: the number of intervals to keep.
         skipped: number of later events.
 
     Local. Cost: about 2 µs and 200 bytes an interval.
@@ -85,7 +83,7 @@ class Trace:
     """
 
     def __init__(self, most_events: int = MOST_EVENTS) -> None:
-        self._most_events = most_events
+        self.most_events = most_events
         self.events: list[Event] = []
         self.skipped = 0
         self._main = threading.get_ident()
@@ -114,7 +112,7 @@ class Trace:
 
         Local.
         """
-        if len(self.events) >= self._most_events:
+        if len(self.events) >= self.most_events:
             with self._counting:
                 self.skipped += 1
             return

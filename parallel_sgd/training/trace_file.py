@@ -16,7 +16,7 @@ from ..communication import Communicator
 from ..communication.clocks import ClockReading, compare_clocks, rank_0_time
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
-from ..trace import MOST_EVENTS, Trace
+from ..trace import Trace
 from ..validation import BOTH, checked_path, choice, instance
 from ..version import __version__
 
@@ -30,8 +30,8 @@ def traced(
     The file is JSON in Chrome's trace event format: a process for each rank and a row for each
     thread, with rank 0's clock, in µs since the start of the block. Its ``otherData`` give for each
     rank the uncertainty and drift of the clock, and the number of intervals beyond the limit
-    (`MOST_EVENTS` are kept). The file is written whole or not at all, and replaces an existing
-    file.
+    (`Trace.most_events` are kept). The file is written whole or not at all, and replaces an
+    existing file.
 
     Args:
         path: of the file, on rank 0's machine; its folder is made.
@@ -115,8 +115,8 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
     skipped = sum(head["skipped"])
     if skipped and comm.rank == 0:
         print(
-            f"parallel_sgd: trace {str(file)!r} holds the first {MOST_EVENTS:,} intervals of each "
-            f"rank; {skipped:,} more are skipped",
+            f"parallel_sgd: trace {str(file)!r} holds the first {trace.most_events:,} intervals of "
+            f"each rank; {skipped:,} more are skipped",
             file=sys.stderr,
             flush=True,
         )

@@ -16,7 +16,7 @@ from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TRAIN, descendants, finishe
 
 OPTIONS = [
     *["--algorithm", "block-momentum", "--block-samples", "640", "--gradient-bits", "1"],
-    *["--optimizer", "momentum", "--hidden", "64", "--epochs", "40", "--no-plot"],
+    *["--optimizer", "momentum", "--hidden", "64", "--epochs", "20", "--no-plot"],
     *["--checkpoint-every", "300"],
 ]  # epochs for seconds of training after each checkpoint: a kill must not come too late
 

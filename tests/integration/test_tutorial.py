@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "language": (
         "parallel-sgd run -n 4 examples/torch_language.py --model tiny --steps 60 "
-        "--evaluate-every 20 --context 64",
+        "--evaluate-every 30 --context 64",
     ),
     "hosts": (
         f"{HOSTS} {LARGER} --output runs/h32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -111,9 +112,14 @@ def test_the_equations(comm, way):
     assert apart.max() < 0.02 * np.abs(expected).max()
 
 
-def projected(vector, step):
+@cache
+def signs_of(step):
     signs = [[1 - 2 * (group_signs(step, g) >> i & 1) for i in range(64)] for g in range(GROUPS)]
-    return np.bincount(GROUP_OF, np.ravel(signs)[:N] * vector)
+    return np.ravel(signs)[:N]
+
+
+def projected(vector, step):
+    return np.bincount(GROUP_OF, signs_of(step) * vector)
 
 
 def test_projections_measure_the_squares_of_the_sum(comm):

@@ -24,7 +24,6 @@ from parallel_sgd import (
     ModelAveragingSGD,
     UserError,
 )
-from parallel_sgd import trace as trace_module
 from parallel_sgd.algorithms import Algorithm
 from parallel_sgd.communication import compare_clocks
 from parallel_sgd.errors import SharedError
@@ -172,12 +171,12 @@ def test_ranks_that_wait_for_each_other_are_seen_to_at_the_same_time(
         assert max(begin for begin, _ in ranks) <= min(end for _, end in ranks) + uncertain
 
 
-def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_module, "MOST_EVENTS", 4)
+def test_no_more_events_than_are_promised(on_ranks, tmp_path):
     path = tmp_path / "trace.json"
 
     def body(comm):
         with traced(path, comm) as trace:
+            trace.most_events = 4
             for number in range(4 + comm.rank):
                 trace.record(f"event {number}", time.perf_counter(), time.perf_counter())
         return contents(path, comm)

@@ -26,7 +26,7 @@ from parallel_sgd.array_files import flushed, write_arrays
 from parallel_sgd.training import MANIFEST, capture, flatten
 from parallel_sgd.training.checkpoint.files import CHECKSUM_FIELD
 
-MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "25"))  #: of each algorithm and document
+MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "15"))  #: of each algorithm and document
 
 TABLE = psgd.Embedding(name="t", width=2, optimizer=psgd.Adagrad(lr=0.1), entry_count=2)
 
