@@ -19,7 +19,7 @@ import numpy as np
 from parallel_sgd import Communicator, Parameters
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line.cluster import payload_rate
-from parallel_sgd.command_line.units import bits_per_s
+from parallel_sgd.command_line.units import bits_per_s, rate_text
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
 from parallel_sgd.exchange import ExchangeOptions
@@ -27,7 +27,7 @@ from parallel_sgd.launcher.host_resources import usable_cores
 
 from .on_ranks import on_hosts
 from .report import Report, positive
-from .timing import median_s, seconds_of
+from .timing import in_turn, median_s
 
 MEGABYTES = (1, 10, 100)
 AIM = 0.15  #: of an error
@@ -40,25 +40,23 @@ LARGE = 16 << 20  #: bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    def add(name: str, help_text: str, **how: Any) -> None:
-        parser.add_argument(name, help=help_text, **how)
-
+    add = parser.add_argument
     several: dict[str, Any] = {"type": positive, "nargs": "+"}
-    add("--hosts", "(default: 2 3 4 8)", default=[2, 3, 4, 8], metavar="K", **several)
-    add("--rate", "of every link (default: 1gbit)", type=bits_per_s, default=1e9)
-    bits = {"type": json.loads, "nargs": "+", "choices": registered_bits(), "metavar": "B"}
-    add("--bits", "(default: 32 4 1)", default=[32, 4, 1], **bits)
+    add("--hosts", default=[2, 3, 4, 8], metavar="K", help="(default: 2 3 4 8)", **several)
+    add("--rate", type=bits_per_s, default=1e9, help="of every link (default: 1gbit)")
+    bits: dict[str, Any] = {"type": json.loads, "nargs": "+", "choices": registered_bits()}
+    add("--bits", default=[32, 4, 1], metavar="B", help="(default: 32 4 1)", **bits)
     sizes = "of float32 (default: 1 10 100)"
-    add("--megabytes", sizes, default=MEGABYTES, metavar="MB", **several)
+    add("--megabytes", default=MEGABYTES, metavar="MB", help=sizes, **several)
     transports = ("auto", "collective", "pipelined")
-    add("--transport", "of the exchanges (default: auto)", choices=transports, default="auto")
+    add("--transport", choices=transports, default="auto", help="of the exchanges (default: auto)")
 
 
 def main(options: argparse.Namespace) -> Report:
     link, speeds = measured_link(options.rate), measure_kernel_speeds()
     sizes = [mb * 250_000 for mb in options.megabytes]
     report = Report(
-        f"exchanges on emulated hosts, links of {options.rate / 1e9:g} Gbit/s, measured against "
+        f"exchanges on emulated hosts, links of {rate_text(options.rate)}, measured against "
         f"predicted; {usable_cores()} cores"
     )
     report.add("latency of a message", link.latency_s * 1e6, "us", "two hosts", None)
@@ -87,7 +85,7 @@ def main(options: argparse.Namespace) -> Report:
 def measure(
     comm: Communicator, sizes: list[int], bits: list[float], transport: str
 ) -> list[dict[str, Any]]:
-    """Return seconds of an exchange on all ranks, by size and bits, and whether it is pipelined."""
+    """Return the seconds of an exchange by size and bits, and whether the exchange is pipelined."""
     return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
 
 
@@ -97,18 +95,13 @@ def _exchange(comm: Communicator, values: int, bits: float, transport: str) -> d
     total = gradient.copy()
     options = ExchangeOptions(gradient_bits=bits, transport=transport)
     exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
-    exchange.sum(total)
-
-    def given() -> None:
-        total[:] = gradient
-
-    given()
-    estimate = seconds_of(lambda: exchange.sum(total), comm)
+    how: dict[str, Any] = {"before": lambda: np.copyto(total, gradient), "warm_up": 0}
+    estimate = in_turn({"": lambda: exchange.sum(total)}, 2, comm, **how)[""][-1]
     rounds = max(LEAST, min(MOST, round(SECONDS / estimate)))
     return {
         "values": values,
         "bits": bits,
-        "seconds": median_s(lambda: exchange.sum(total), rounds, comm, before=given, warm_up=0),
+        "seconds": median_s(lambda: exchange.sum(total), rounds, comm, **how),
         "pipelined": exchange.plan.transport == "pipelined",
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from parallel_sgd import Communicator
 
@@ -51,15 +52,6 @@ def in_turn(
     return {name: of_call[warm_up:] for name, of_call in seconds.items()}
 
 
-def median_s(
-    call: Call,
-    rounds: int,
-    comm: Communicator | None = None,
-    *,
-    before: Call | None = None,
-    warm_up: int = 1,
-    repeat: int = 1,
-) -> float:
-    """Return the median seconds of one call: see `in_turn`."""
-    how = {"warm_up": warm_up, "repeat": repeat}
-    return statistics.median(in_turn({"": call}, rounds, comm, before=before, **how)[""])
+def median_s(call: Call, rounds: int, comm: Communicator | None = None, **how: Any) -> float:
+    """Return the median seconds of one call, with the options of `in_turn`."""
+    return statistics.median(in_turn({"": call}, rounds, comm, **how)[""])

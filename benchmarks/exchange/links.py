@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import statistics
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy.typing as npt
 from parallel_sgd import Communicator, Parameters, UserError
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line.cluster import BURST, payload_rate
+from parallel_sgd.command_line.units import rate_text
 from parallel_sgd.compression import CODE
 from parallel_sgd.costs import bytes_sent
 from parallel_sgd.exchange import ExchangeOptions
@@ -32,12 +31,9 @@ SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 RATE = 1e9
 ROUNDS = 5
 TIMEOUT_S = 4 * 3600.0
-
-GLOO_OVER_ONE_BIT, LIMIT_OF_FULL = 20, 1.1  #: goals
-LARGE = 2_500_000  #: values, from which on the second one holds
+GOAL = 20  #: gloo's time in 32 bits over ours in 1 bit, at 100 MB
 
 ALLREDUCE, GLOO, AUTO = "MPI_Allreduce", "gloo", "auto"
-ONE_BIT, FULL = "1 bit, pipelined", "32 bit, pipelined"
 BITS = (32, 8, 4, 2, 1, 0.5, 0.25, 0.1)
 
 #: Bits of ours, and the other options of its exchange.
@@ -52,20 +48,6 @@ CHECKED = 1024  #: values of a sum that are compared with the exact one
 ROUNDING = 1e-5  #: of a sum in full precision
 
 
-@dataclass
-class Size:
-    """The results for vectors of one size.
-
-    Attributes:
-        seconds: by case, of the slowest rank, the median over all sums.
-        auto: the choice of "auto", as in `ExchangeState.report`.
-    """
-
-    values: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    auto: dict[str, Any] = field(default_factory=dict)
-
-
 def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
     """Return the table for `count` hosts.
 
@@ -75,17 +57,47 @@ def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
     asked = {"sizes": sizes, "rounds": rounds}
     how: dict[str, Any] = {"environ": ONE_THREAD, "timeout_s": TIMEOUT_S}
     measured = on_hosts(count, rate, "exchange.links", asked, **how)
-    return tabled([Size(**size) for size in measured], count, rate)
+    report = Report(
+        f"sums of float32 over {count} emulated hosts of this machine, a rank each, links of "
+        f"{rate_text(rate)}, which take {BURST >> 10} KiB at once after a rest"
+    )
+    for size in measured:
+        add_rows(report, count, rate, **size)
+    return report
+
+
+def add_rows(
+    report: Report,
+    hosts: int,
+    rate: float,
+    values: int,
+    seconds: dict[str, float],
+    auto: dict[str, Any],
+) -> None:
+    """Add the results for vectors of a size: what `measure` returns, beside the links' limit."""
+    where = f"{values / 250_000:g} MB"
+    for name, taken in seconds.items():
+        bits, options = OURS.get(name, (32, {}))
+        if name == AUTO:
+            (bits,) = map(json.loads, auto["gradient_bits"])  # of one bucket
+            name = f"{AUTO}: {bits} bit, {auto['transport']}"
+        sent = bytes_sent(values, bits, hosts, code=options.get("code", CODE))
+        limit, row = 1e3 * sent / payload_rate(rate), f"{where}, {name}"
+        report.compare(row, 1e3 * taken, "ms", f"the links, {bits} bit", limit, ".3g")
+    if GLOO in seconds:
+        gain, name = seconds[GLOO] / seconds["1 bit, pipelined"], f"{GLOO} over ours in 1 bit"
+        report.compare(f"{where}, {name}", gain, "times", "goal at 100 MB", GOAL, "g")
 
 
 def measure(comm: Communicator, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Return the fields of a `Size` for each size; gloo's sums where PyTorch is installed."""
+    """Return for each size, of vectors with so many "values", the "seconds" of each case, of the
+    slowest rank, medians of all sums; and the choice of "auto". With gloo where PyTorch is."""
     with_gloo = importlib.util.find_spec("torch") is not None
     with process_group(comm, with_gloo):
-        return [vars(_of_size(comm, values, rounds, with_gloo)) for values in sizes]
+        return [measure_size(comm, values, rounds, with_gloo) for values in sizes]
 
 
-def _of_size(comm: Communicator, values: int, rounds: int, with_gloo: bool) -> Size:
+def measure_size(comm: Communicator, values: int, rounds: int, with_gloo: bool) -> dict[str, Any]:
     """Measure all cases in turn; a first round does not count."""
     parameters = Parameters({"W": _vector_of(comm.rank, values)})
     total = parameters.like().flat
@@ -94,10 +106,9 @@ def _of_size(comm: Communicator, values: int, rounds: int, with_gloo: bool) -> S
     for i in range(rounds + 1):
         for name, call in calls.items():
             of_turn = turn(comm, name, call, parameters.flat, total)
-            if i > 0:
-                seconds[name] += of_turn
+            seconds[name] += of_turn if i > 0 else []
     medians = {name: statistics.median(of_case) for name, of_case in seconds.items()}
-    return Size(values, medians, auto)
+    return {"values": values, "seconds": medians, "auto": auto}
 
 
 def _calls(
@@ -161,60 +172,3 @@ def times(values: int) -> int:
 def _vector_of(rank: int, values: int) -> Array:
     """Return a rank's addend."""
     return np.random.default_rng(rank).standard_normal(values, np.float32)
-
-
-def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:
-    """Return the results beside the links' limit."""
-    words = "no limit" if rate == math.inf else f"{rate / 1e9:g} Gbit/s"
-    report = Report(
-        f"sums of float32 over {hosts} emulated hosts of this machine, a rank each, links of "
-        f"{words}, which take {BURST >> 10} KiB at once after a rest"
-    )
-    for size in sizes:
-        _cases(report, size, hosts, rate)
-    for size in sizes:
-        _headlines(report, size, hosts, rate)
-    if not all(GLOO in size.seconds for size in sizes):
-        report.add(f"{GLOO}'s all_reduce", 0, "times", "PyTorch is not installed here", None)
-    return report
-
-
-def limit_s(values: int, bits: float, hosts: int, rate: float, code: str = CODE) -> float:
-    """Return the seconds of a sum's bytes on a link; 0 for a link without a limit."""
-    return bytes_sent(values, bits, hosts, code=code) / payload_rate(rate)
-
-
-def _megabytes(size: Size) -> str:
-    return f"{size.values / 250_000:g} MB"
-
-
-def _cases(report: Report, size: Size, hosts: int, rate: float) -> None:
-    for name, seconds in size.seconds.items():
-        bits, options = OURS.get(name, (32, {}))
-        if name == AUTO:
-            (bits,) = map(json.loads, size.auto["gradient_bits"])  # of one bucket
-            name = f"{AUTO}: {bits} bit, {size.auto['transport']}"
-        limit = limit_s(size.values, bits, hosts, rate, options.get("code", CODE))
-        report.add(
-            f"{_megabytes(size)}, {name}",
-            seconds * 1e3,
-            "ms",
-            f"the links, {bits} bit, {limit * 1e3:.3g} ms",
-            seconds / limit if limit else None,
-        )
-
-
-def _headlines(report: Report, size: Size, hosts: int, rate: float) -> None:
-    seconds, where = size.seconds, _megabytes(size)
-    full, one_bit = seconds[FULL], seconds[ONE_BIT]
-    if GLOO in seconds:
-        gain, goal = seconds[GLOO] / one_bit, f"goal at 100 MB: {GLOO_OVER_ONE_BIT}"
-        name = f"{where}, {GLOO} in 32 bit over ours in 1 bit"
-        report.add(name, gain, "times", goal, gain / GLOO_OVER_ONE_BIT)
-    limit = limit_s(size.values, 32, hosts, rate)
-    if limit and size.values >= LARGE:
-        ratio, goal = full / limit, f"goal: at most {LIMIT_OF_FULL}"
-        report.add(f"{where}, 32 bit over the links", ratio, "times", goal, ratio / LIMIT_OF_FULL)
-    best = min(OURS, key=lambda name: seconds[name])
-    ratio = seconds[AUTO] / seconds[best]
-    report.add(f"{where}, {AUTO} over the best", ratio, "times", f"the best: {best}", ratio)

@@ -8,10 +8,10 @@ everything beside the MPI calls.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,26 +34,26 @@ def compared(k: int, n: int, rounds: int) -> Report:
     """Return the table for K ranks and n values."""
     measured = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
-    allreduce, tiny = measured["allreduce"] * 1e3, measured["tiny_allreduce"] * 1e6
-    seconds, pipelined = measured["seconds"], measured["pipelined"]
-    for width in map(str, BITS):
-        name, peer = f"{width} bit, time", "MPI_Allreduce of float32"
-        report.compare(name, seconds[width] * 1e3, "ms", peer, allreduce)
-    for width in map(str, BITS):
-        name, peer = f"{width} bit, transport pipelined, time", "transport collective"
-        report.compare(name, pipelined[width] * 1e3, "ms", peer, seconds[width] * 1e3)
+    ms = {name: 1e3 * seconds for name, seconds in measured["seconds"].items()}
     for bits in BITS:
-        name, sent = f"{bits} bit, bytes sent by a rank", measured["bytes"][str(bits)]
+        name, peer = f"{bits} bit, time", "MPI_Allreduce of float32"
+        report.compare(name, ms[f"{bits}, collective"], "ms", peer, ms["allreduce"])
+    for bits in BITS:
+        name, peer = f"{bits} bit, transport pipelined, time", "transport collective"
+        report.compare(name, ms[f"{bits}, pipelined"], "ms", peer, ms[f"{bits}, collective"])
+    for bits in BITS:
+        name, sent = f"{bits} bit, bytes sent by a rank", measured["bytes"][f"{bits}, collective"]
         report.compare(name, sent, "B", "theory", bytes_sent(n, bits, k), ",.0f")
     limit = 4 + 4 / k + 1
     for size, memory in measured["memory_per_parameter"].items():
         name, reference = f"1 bit, extra memory for {size} parameters", f"4 + 4/K + 1 = {limit:.2f}"
         report.add(name, memory, "B/parameter", reference, memory / limit)
+    tiny = {name: 1e6 * seconds for name, seconds in measured["tiny"].items()}
     for bits in (32, 1):
-        name, step = f"step of {TINY} parameters, {bits} bit", measured["tiny_step"][str(bits)]
-        report.compare(name, step * 1e6, "us", f"MPI_Allreduce of {4 * TINY} bytes", tiny)
+        name, peer = f"step of {TINY} parameters, {bits} bit", f"MPI_Allreduce of {4 * TINY} bytes"
+        report.compare(name, tiny[f"{bits} bit"], "us", peer, tiny["allreduce"])
     own = "our own part of a step: Python, encode, decode, update"
-    report.add("the same on one rank alone, 1 bit", measured["alone"] * 1e6, "us", own, None)
+    report.add("the same on one rank alone, 1 bit", tiny["alone"], "us", own, None)
     return report
 
 
@@ -63,38 +63,32 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
 
     random = np.random.default_rng(comm.rank)
     parameters = Parameters({"W": np.zeros(values, np.float32)})
-    gradient = parameters.like()
-    gradient.flat[:] = random.standard_normal(values, np.float32)
-    total = np.empty_like(gradient.flat)
+    gradient = random.standard_normal(values, np.float32)
+    total = np.empty_like(gradient)
     memory = {size: _extra_memory(size, comm) for size in (10**6, values)}
-
-    def allreduce() -> None:
-        MPI.COMM_WORLD.Allreduce(gradient.flat, total)
-
-    calls: dict[str, Callable[[], None]] = {"allreduce": allreduce}
-    exchanges: dict[str, Any] = {}
+    exchanges: dict[str, ExchangeState] = {}
     for bits in BITS:
         for transport in ("collective", "pipelined"):
             options = ExchangeOptions(gradient_bits=bits, transport=transport)
             exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
-            calls[f"{bits}, {transport}"] = functools.partial(exchange.sum, total)
-            if transport == "collective":
-                exchanges[str(bits)] = exchange
-
-    def given() -> None:
-        total[:] = gradient.flat
-
-    times = in_turn(calls, rounds, comm, before=given)
-    medians = {name: statistics.median(t) for name, t in times.items()}
-    return {
-        "allreduce": medians["allreduce"],
-        "seconds": {bits: medians[f"{bits}, collective"] for bits in exchanges},
-        "pipelined": {bits: medians[f"{bits}, pipelined"] for bits in exchanges},
-        "bytes": {bits: e.bytes_sent / (rounds + 1) for bits, e in exchanges.items()},
-        "memory_per_parameter": memory,
-        "tiny_step": {bits: _tiny_step(comm, bits) for bits in (32, 1)},
-        "tiny_allreduce": _tiny_allreduce(comm),
+            exchanges[f"{bits}, {transport}"] = exchange
+    calls: dict[str, Callable[[], object]] = {
+        "allreduce": lambda: MPI.COMM_WORLD.Allreduce(gradient, total),
+        **{name: partial(exchange.sum, total) for name, exchange in exchanges.items()},
+    }
+    times = in_turn(calls, rounds, comm, before=lambda: np.copyto(total, gradient))
+    few, sums = gradient[:TINY].copy(), np.empty(TINY, np.float32)
+    tiny: dict[str, Callable[[], object]] = {
+        "32 bit": _tiny_step(comm, 32),
+        "1 bit": _tiny_step(comm, 1),
+        "allreduce": lambda: MPI.COMM_WORLD.Allreduce(few, sums),
         "alone": _tiny_step(Communicator.single(), 1),
+    }
+    return {
+        "seconds": {name: statistics.median(of_case) for name, of_case in times.items()},
+        "bytes": {name: e.bytes_sent / (rounds + 1) for name, e in exchanges.items()},
+        "memory_per_parameter": memory,
+        "tiny": {name: median_s(call, 5, comm, repeat=500) for name, call in tiny.items()},
     }
 
 
@@ -112,7 +106,7 @@ def _extra_memory(size: int, comm: Communicator) -> float:
     return (after - before) / size
 
 
-def _tiny_step(comm: Communicator, bits: int) -> float:
+def _tiny_step(comm: Communicator, bits: int) -> Callable[[], object]:
     parameters = Parameters({"W": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)})
     learner = Learner(parameters, SGD(lr=1e-3), DataParallelSGD(gradient_bits=bits), comm)
     gradient = np.random.default_rng(comm.rank).standard_normal(TINY).astype(np.float32)
@@ -121,17 +115,4 @@ def _tiny_step(comm: Communicator, bits: int) -> float:
         learner.gradient.flat[:] = gradient
         learner.step(samples=1)
 
-    step()
-    return median_s(step, 5, comm, warm_up=0, repeat=500)
-
-
-def _tiny_allreduce(comm: Communicator) -> float:
-    from mpi4py import MPI
-
-    send, receive = np.ones(TINY, np.float32), np.empty(TINY, np.float32)
-
-    def call() -> None:
-        MPI.COMM_WORLD.Allreduce(send, receive)
-
-    call()
-    return median_s(call, 5, comm, warm_up=0, repeat=500)
+    return step

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the process that starts the ranks is none itself
     from mpi4py import MPI
 
 Array = npt.NDArray[Any]
+Exchange = tuple[Array, Array]
+"""A worker's message and the server's answer, as bytes."""
 
 WARM_UP = 3  #: steps before the clock starts
 END = 99  #: tag of a worker's last message
@@ -32,11 +34,11 @@ def quiet_barrier(comm: MPI.Comm | None = None) -> None:
 
 def medians(
     comm: Communicator,
-    cases: Mapping[str, Callable[[], float | Sequence[float]]],
+    cases: Mapping[str, Callable[[], float]],
     rounds: int,
     among: MPI.Comm | None = None,
-) -> dict[str, Array]:
-    """Return what a case returns, by the case's name and by rank: medians of rounds.
+) -> dict[str, list[float]]:
+    """Return the rates of all ranks in each case: medians of rounds.
 
     All cases have their turns in each round; a first round does not count. A rank without a part in
     a case waits quietly: another wait would spin beside the working ranks.
@@ -44,15 +46,14 @@ def medians(
     Args:
         among: the ranks of `comm`; None: all.
     """
-    found: dict[str, list[Any]] = {name: [] for name in cases}
+    found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(1 + rounds):
         for name, case in cases.items():
             quiet_barrier(among)
             found[name].append(case())
     quiet_barrier(among)
-    own = {name: np.median(of_case[1:], axis=0) for name, of_case in found.items()}
-    by_rank = comm.allgather_object(own)
-    return {name: np.array([of_rank[name] for of_rank in by_rank]) for name in cases}
+    by_rank = comm.allgather_object({name: float(np.median(of[1:])) for name, of in found.items()})
+    return {name: [of_rank[name] for of_rank in by_rank] for name in cases}
 
 
 def rate(
@@ -69,64 +70,50 @@ def rate(
     return steps / (now - begin)
 
 
-class Exchange:
-    """A worker's message and the server's answer, in bytes, multiples of 4.
-
-    Args:
-        change: called by the server with both before the answer.
-    """
-
-    def __init__(
-        self, sent: int, answered: int, change: Callable[[Array, Array], object] | None = None
-    ) -> None:
-        self.sent, self.answered = _ones(sent), _ones(answered)
-        self.change = change
-
-
-def _ones(nbytes: int) -> Array:
-    """Return bytes of float32 ones: memory never written to is read faster."""
+def ones(nbytes: int) -> Array:
+    """Return bytes, a multiple of 4, of float32 ones: memory never written to is read faster."""
     array = memory.empty(nbytes // 4, np.float32)
     array.fill(1)
     return array.view(np.uint8)
 
 
 def bare(
-    comm: Communicator, workers: int, server: int, exchanges: Sequence[Exchange], seconds: float
+    comm: Communicator,
+    workers: int,
+    server: int,
+    exchanges: Sequence[Exchange],
+    seconds: float,
+    change: Callable[[Array, Array], object] | None = None,
 ) -> float:
     """Let the first ranks send to one and receive; return this rank's steps a second, each with all
-    exchanges."""
+    exchanges.
+
+    Args:
+        change: called by the server with a message and its answer before it answers.
+    """
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
+    world, status = MPI.COMM_WORLD, MPI.Status()
     active = comm.split(int(comm.rank < workers))
-    if comm.rank == server:
-        _serve(world, workers, exchanges)
-    if comm.rank >= workers:
-        return 0.0
+    if comm.rank < workers:
 
-    def step() -> None:
-        for tag, exchange in enumerate(exchanges):
-            world.Send(exchange.sent, server, tag)
-            world.Recv(exchange.answered, server, tag)
+        def step() -> None:
+            for tag, (sent, answered) in enumerate(exchanges):
+                world.Send(sent, server, tag)
+                world.Recv(answered, server, tag)
 
-    steps_per_s = rate(active, step, seconds)
-    world.Send(np.empty(0, np.uint8), server, END)
-    return steps_per_s
-
-
-def _serve(world: MPI.Comm, workers: int, exchanges: Sequence[Exchange]) -> None:
-    """Receive from any worker, and answer, until the end of all workers."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    incoming = max((exchange.sent for exchange in exchanges), key=len)
-    while workers:
+        steps_per_s = rate(active, step, seconds)
+        world.Send(np.empty(0, np.uint8), server, END)
+        return steps_per_s
+    incoming, left = max((sent for sent, _ in exchanges), key=len), workers
+    while comm.rank == server and left:
         world.Recv(incoming, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         tag = status.Get_tag()
         if tag == END:
-            workers -= 1
+            left -= 1
             continue
-        exchange = exchanges[tag]
-        if exchange.change is not None:
-            exchange.change(incoming, exchange.answered)
-        world.Send(exchange.answered, status.Get_source(), tag)
+        _, answered = exchanges[tag]
+        if change is not None:
+            change(incoming, answered)
+        world.Send(answered, status.Get_source(), tag)
+    return 0.0

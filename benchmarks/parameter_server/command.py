@@ -21,7 +21,7 @@ import math
 from typing import Any
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.units import bits_per_s
+from parallel_sgd.command_line.units import bits_per_s, rate_text
 
 from ..on_ranks import on_hosts, on_ranks
 from ..report import Report, positive
@@ -70,19 +70,20 @@ def _dense(report: Report, options: argparse.Namespace) -> None:
             **_effort(options),
         },
     )
-    one = updates["learner, 1"]
-    peers = {"bare": "Send and Recv", "bare, step": "Send, Recv and the step"}
-    ours = {"learner.step": one, "the client's push alone": updates["client"]}
-    for name, value in ours.items():
-        for peer, words in peers.items():
-            row = f"{name}, 32 bit, beside {peer}"
-            report.compare(row, value, "/s", words, updates[peer], ".0f")
-    one_bit, bare = updates["learner, 1 bit"], updates["bare, 1 bit"]
-    words = "Send and Recv of as many bytes"
-    report.compare("learner.step, 1 bit", one_bit, "/s", words, bare, ".0f")
-    for count in range(2, options.servers + 1):
-        name, value = f"learner.step, 32 bit, {count} servers", updates[f"learner, {count}"]
-        report.compare(name, value, "/s", "1 server", one, ".0f")
+    rows = [
+        (f"{name}, 32 bit, beside {peer}", ours, words, peer)
+        for name, ours in (("learner.step", "learner, 1"), ("the client's push alone", "client"))
+        for peer, words in (("bare", "Send and Recv"), ("bare, step", "Send, Recv and the step"))
+    ]
+    rows += [
+        ("learner.step, 1 bit", "learner, 1 bit", "Send and Recv of as many bytes", "bare, 1 bit")
+    ]
+    rows += [
+        (f"learner.step, 32 bit, {n} servers", f"learner, {n}", "1 server", "learner, 1")
+        for n in range(2, options.servers + 1)
+    ]
+    for name, case, words, peer in rows:
+        report.compare(name, updates[case], "/s", words, updates[peer], ".0f")
 
 
 def _links(options: argparse.Namespace) -> Report:
@@ -94,7 +95,7 @@ def _links(options: argparse.Namespace) -> Report:
     updates = on_hosts(hosts, rate, "parameter_server.dense", asked, timeout_s=TIMEOUT_S)
     report = Report(
         f"parameter servers: workers that push and pull {n} float32, and a server, on {hosts} "
-        f"emulated hosts of this machine, links of {rate / 1e9:g} Gbit/s"
+        f"emulated hosts of this machine, links of {rate_text(rate)}"
     )
     for workers in dense.numbers(hosts):
         who = f"{workers} worker{'s' * (workers > 1)}"
@@ -103,11 +104,8 @@ def _links(options: argparse.Namespace) -> Report:
             limit = dense.limit(workers, dense.pushed_bytes(n, bits), 4 * n, rate)
             name = f"learner.step, {bits} bit, {who}"
             report.compare(name, value, "/s", "Send and Recv", bare, ".3g")
-            if limit == math.inf:
-                continue
-            beside, peer = f"{name}, beside the limit", f"Send and Recv, {bits} bit, {who}"
-            for name, rates in ((beside, value), (peer, bare)):
-                report.compare(name, rates, "/s", "the links", limit, ".3g")
+            if limit < math.inf:
+                report.compare(f"{name}, beside the limit", value, "/s", "the links", limit, ".3g")
     return report
 
 
@@ -123,9 +121,6 @@ def _slow_worker(report: Report, options: argparse.Namespace) -> None:
             f"all alike, {speeds['alike']:.1f}/s; the slow one has {speeds['slowest']:.1f}/s",
             speeds["slow"] / speeds["alike"],
         )
-    for mode, speeds in measured.items():
-        name = f"mean staleness beside a slow worker, {mode}"
-        report.add(name, speeds["staleness"], "updates", "all pushes", None)
 
 
 def _rows(report: Report, options: argparse.Namespace) -> None:

@@ -7,23 +7,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
 from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.kernels import body
 
-from .bare import Exchange, bare, medians, rate
-
-Array = npt.NDArray[Any]
+from .bare import Array, bare, medians, ones, rate
 
 WORKERS = 3
 LR = 1e-6
 
+Cases = dict[str, dict[str, Any]]
+"""Options of `_peer` (with "peer") or of `_ours`, by the case's name."""
 
-def cases_here(servers: int) -> dict[str, dict[str, Any]]:
-    """Return the cases of one machine by name: the peers, our learner on 1 to `servers` servers,
-    and our client."""
+
+def cases_here(servers: int) -> Cases:
+    """Return the cases of one machine."""
     return {
         "bare": {"peer": True},
         "bare, step": {"peer": True, "steps": True},
@@ -34,7 +33,7 @@ def cases_here(servers: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def cases_on_hosts(hosts: int) -> dict[str, dict[str, Any]]:
+def cases_on_hosts(hosts: int) -> Cases:
     """Return the cases over links: who, for how many workers, in how many bits."""
     return {
         f"{who}, {workers}, {bits}": {"peer": who == "bare", "workers": workers, "bits": bits}
@@ -45,21 +44,18 @@ def cases_on_hosts(hosts: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(
-    comm: Communicator, values: int, rounds: int, seconds: float, cases: dict[str, dict[str, Any]]
+    comm: Communicator, values: int, rounds: int, seconds: float, cases: Cases
 ) -> dict[str, float]:
-    """Return updates a second of all workers together in each case: medians of the rounds.
+    """Return updates a second of all workers together in each case, of medians of the rounds.
 
     The first ranks work; then come a case's servers.
-
-    Args:
-        cases: options of `_peer` (where "peer") and `_ours`.
     """
     calls = {}
     for name, options in cases.items():
         how = {"workers": WORKERS, "bits": 32, **options}
         case = _peer if how.pop("peer", False) else _ours
         calls[name] = partial(case, comm, values, seconds, **how)
-    return {name: float(rates.sum()) for name, rates in medians(comm, calls, rounds).items()}
+    return {name: sum(rates) for name, rates in medians(comm, calls, rounds).items()}
 
 
 def pushed_bytes(values: int, bits: int) -> int:
@@ -81,8 +77,8 @@ def _peer(
     Args:
         steps: let the server take the step of SGD.
     """
-    exchange = Exchange(pushed_bytes(values, bits), 4 * values, _step if steps else None)
-    return bare(comm, workers, workers, [exchange], seconds)
+    exchange = ones(pushed_bytes(values, bits)), ones(4 * values)
+    return bare(comm, workers, workers, [exchange], seconds, _step if steps else None)
 
 
 def _ours(
@@ -124,13 +120,10 @@ def numbers(hosts: int) -> list[int]:
 
 
 def limit(workers: int, pushed: int, pulled: int, rate: float) -> float:
-    """Return the most updates a second on links of a rate in bits/s.
+    """Return the most updates a second on links of a rate in bits/s; infinity: no limit.
 
     A single worker's messages follow each other on rested links: `BURST` bytes of each go at once.
     Several workers keep the server's link busy in both directions.
-
-    Returns:
-        Infinity if the links are not the limit.
     """
     sizes = [pushed, pulled]
     if workers == 1:

@@ -6,6 +6,7 @@ worker 0 sleeps three times as long.
 
 from __future__ import annotations
 
+import statistics
 import time
 from functools import partial
 from typing import Any
@@ -30,8 +31,8 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, dict[s
 
     Returns:
         for every mode "alike" and "slow": steps a second of a worker after the first, with all
-        workers as fast and with the first slow; "slowest": of the slow first worker; "staleness":
-        mean over all pushes. Of medians over the rounds.
+        workers as fast and with the first slow; "slowest": of the slow first worker. Of medians
+        over the rounds.
     """
     speeds = {"alike": 1, "slow": SLOWER}
     cases = {
@@ -42,38 +43,29 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, dict[s
     found = medians(comm, cases, rounds)
     measured = {}
     for mode in MODES:
-        alike, slow = (found[f"{mode}, {name}"][:WORKERS] for name in speeds)
-        steps, staleness, pushes = slow.T
-        measured[mode] = {
-            "alike": float(alike[1:, 0].mean()),
-            "slow": float(steps[1:].mean()),
-            "slowest": float(steps[0]),
-            "staleness": float(np.average(staleness, weights=pushes)),
-        }
+        (_, *alike), (slowest, *slow) = (found[f"{mode}, {name}"][:WORKERS] for name in speeds)
+        means = {"alike": statistics.fmean(alike), "slow": statistics.fmean(slow)}
+        measured[mode] = {**means, "slowest": slowest}
     return measured
 
 
-def _train(
-    comm: Communicator, mode: Any, slower: int, seconds: float
-) -> tuple[float, float, float]:
-    """Return a rank's steps a second, mean staleness of its pushes, and number of pushes."""
+def _train(comm: Communicator, mode: Any, slower: int, seconds: float) -> float:
+    """Return a rank's steps a second."""
     model = MLP([64, 128, 10], seed=0)
     algorithm = DataParallelASGD(servers=1, mode=mode, sync_steps=1)
     learner = Learner(model.parameters, SGD(lr=0.01), algorithm, comm)
-    if learner.serves:
-        learner.finish()
-        return 0.0, 0.0, 0.0
-    pause = COMPUTE_S * (slower if comm.rank == 0 else 1)
-    random = np.random.default_rng(comm.rank)
-    x = random.standard_normal((MINIBATCH, 64), np.float32)
-    y = random.integers(10, size=MINIBATCH)
+    steps = 0.0
+    if not learner.serves:
+        pause = COMPUTE_S * (slower if comm.rank == 0 else 1)
+        random = np.random.default_rng(comm.rank)
+        x = random.standard_normal((MINIBATCH, 64), np.float32)
+        y = random.integers(10, size=MINIBATCH)
 
-    def step() -> None:
-        time.sleep(pause)
-        model.gradient(x, y, out=learner.gradient)
-        learner.step(samples=MINIBATCH)
+        def step() -> None:
+            time.sleep(pause)
+            model.gradient(x, y, out=learner.gradient)
+            learner.step(samples=MINIBATCH)
 
-    steps = rate(learner.comm, step, seconds, WARM_UP)
-    statistics = learner.state.client.statistics
+        steps = rate(learner.comm, step, seconds, WARM_UP)
     learner.finish()
-    return steps, statistics.mean_staleness, statistics.pushes
+    return steps

@@ -12,14 +12,11 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
 from parallel_sgd.embedding import Embedding
 
-from .bare import Exchange, bare, medians, rate
-
-Array = npt.NDArray[Any]
+from .bare import Array, bare, medians, ones, rate
 
 WORKERS = 2
 WIDTH = 16
@@ -43,19 +40,16 @@ def measure(
     """
 
     def peer(count: int, kind: str) -> float:
-        exchanges = []
-        if kind != "push":
-            exchanges.append(Exchange(ID * batch, ROW * batch))
-        if kind != "pull":
-            exchanges.append(Exchange((ID + ROW) * batch, HEADER))
+        pull, push = (ID * batch, ROW * batch), ((ID + ROW) * batch, HEADER)
+        sizes = {"pull": [pull], "push": [push], "both": [pull, push]}[kind]
+        exchanges = [(ones(sent), ones(answered)) for sent, answered in sizes]
         return bare(comm, count, WORKERS, exchanges, seconds)
 
     beside = medians(comm, _cases(peer), rounds)
     served, nbytes = _served(comm, touched, batch, rounds, seconds)
     rates = {"bare": beside, "served": served}
     rows = {
-        of: {name: batch * float(case.sum()) for name, case in cases.items()}
-        for of, cases in rates.items()
+        of: {name: batch * sum(case) for name, case in cases.items()} for of, cases in rates.items()
     }
     return {**rows, "bytes": nbytes}
 
@@ -79,7 +73,7 @@ def _cases(case: Callable[[int, str], float]) -> dict[str, Callable[[], float]]:
 
 def _served(
     comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
-) -> tuple[dict[str, Array], float]:
+) -> tuple[dict[str, list[float]], float]:
     """Return the workers' minibatches a second, and the server's bytes a row; nothing on it."""
     from mpi4py import MPI
 

@@ -10,10 +10,9 @@ Emulation", NSDI 2006.)
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,14 +22,13 @@ from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
 from ..on_ranks import ONE_THREAD, on_hosts, on_ranks
-from ..timing import Call, seconds_of
+from ..timing import median_s
 from .contenders import BATCH, CONTENDERS, PERIOD, data, model
 
 LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
 WARM_UP = PERIOD  #: steps: memory is touched, and a block has ended
 MODULE = "speedup.step_times"
 
-ALONE_S = 2.0  #: of each measurement of one worker's computing
 AXPY_VALUES = 1 << 24
 
 
@@ -79,21 +77,12 @@ def measure_alone(_: Communicator) -> dict[str, float]:
     net, (train, test) = model(), data(BATCH, seed=0)
     gradient, x = net.parameters.like(), np.zeros(AXPY_VALUES, np.float32)
     y = np.ones_like(x)
-    axpy_s = _median_s(lambda: cpu.sgd_step(x, y, 1e-6))
+    axpy_s = median_s(lambda: cpu.sgd_step(x, y, 1e-6), 51)
     return {
-        "gradient_s": _median_s(lambda: net.gradient(*train.arrays(), out=gradient)),
-        "evaluation_s": _median_s(lambda: net.evaluate(*test.arrays())),
+        "gradient_s": median_s(lambda: net.gradient(*train.arrays(), out=gradient), 101),
+        "evaluation_s": median_s(lambda: net.evaluate(*test.arrays()), 7),
         "axpy_gb_per_s": 12 * AXPY_VALUES / axpy_s / 1e9,
     }
-
-
-def _median_s(call: Call) -> float:
-    """Return the median seconds of calls for `ALONE_S`."""
-    call()
-    until, seconds = time.perf_counter() + ALONE_S, [seconds_of(call)]
-    while time.perf_counter() < until:
-        seconds.append(seconds_of(call))
-    return statistics.median(seconds)
 
 
 def alone() -> Alone:
@@ -123,9 +112,12 @@ def time_all(
             **effort,
         }
         measured = on_hosts(hosts, rate / dilation, MODULE, asked, environ=ONE_THREAD)
-        timed += [
-            timed_of(name, workers, dilation, effort["steps"], measured[name]) for name in some
-        ]
+        for name in some:
+            of = {
+                field.name: [turn[field.name] / dilation for turn in measured[name]]
+                for field in fields(Timed)[-4:]
+            }
+            timed.append(Timed(name, workers, hosts, dilation, effort["steps"], **of))
     order = list(CONTENDERS)
     return sorted(timed, key=lambda one: order.index(one.contender))
 
@@ -133,17 +125,6 @@ def time_all(
 def dilation_of(hosts: int, cores: int) -> float:
     """Return the dilation of time that gives each host a core."""
     return max(1.0, hosts / cores)
-
-
-def timed_of(
-    name: str, workers: int, dilation: float, steps: int, turns: list[Mapping[str, float]]
-) -> Timed:
-    """Convert seconds of turns here to the hosts' clocks."""
-    of = {
-        field: [turn[field] / dilation for turn in turns]
-        for field in ("step_s", "evaluation_s", "start_s", "finish_s")
-    }
-    return Timed(name, workers, workers + CONTENDERS[name].servers, dilation, steps, **of)
 
 
 def measure(

@@ -28,16 +28,14 @@ import math
 from typing import Any
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.units import bits_per_s
+from parallel_sgd.command_line.units import bits_per_s, rate_text
 
 from ..on_ranks import ONE_THREAD, on_hosts, on_ranks
-from ..report import positive
-from .contenders import CONTENDERS, PLAIN, TIMED, TIMED_MODULES, TO_LOSS, TO_LOSS_MODULES
-from .memory import Memory
-from .own_cost import OwnCost
+from ..report import load, positive
+from .contenders import CONTENDERS, TIMED, TIMED_MODULES, TO_LOSS, TO_LOSS_MODULES
+from .costs import Memory, OwnCost
 from .step_times import StepTime
 from .summary import Results, Summary
-from .summary import read as read_results
 from .tasks import MANY, MODELS, MODULES
 from .to_loss import Learned, missing_runs, timed_for
 
@@ -67,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> Summary:
-    return Summary(read_results(options.table))
+    return Summary(load(options.table, Results))
 
 
 def main(options: argparse.Namespace) -> Summary:
@@ -84,28 +82,26 @@ def main(options: argparse.Namespace) -> Summary:
     models = options.models or list(MODULES if modules else MODELS)
     if options.to_loss:
         models = [results.goal.task]
-        results.runs += read_results(options.runs).runs if options.runs else []
-        asked = {
-            "wanted": missing_runs(names, options.seeds, results.runs),
-            "modules": modules,
-            "beside_plain": PLAIN in names,
-        }
+        results.runs += load(options.runs, Results).runs if options.runs else []
+        wanted = missing_runs(names, options.seeds, results.runs)
+        asked = {"wanted": wanted, "modules": modules}
         found = _on_all(options, math.inf, "training.to_loss", asked)
         results.runs += [Learned(**run) for run in found]
     steppers = timed_for(names)
     if options.own_cost:
         for model in [*models, MANY]:
-            cost = on_ranks(1, "training.own_cost", {"model": model}, environ=ONE_THREAD)
+            cost = on_ranks(1, "training.costs:measure_own", {"model": model}, environ=ONE_THREAD)
             results.own_costs.append(OwnCost(**cost))
     if options.memory:
         for model in models:
             for name in steppers:
                 asked = {"model": model, "name": name}
-                memory = _on_all(options, math.inf, "training.memory", asked)
+                memory = _on_all(options, math.inf, "training.costs:measure_memory", asked)
                 results.memory.append(Memory(**memory))
     for rate in [math.inf] if options.here else options.rate:
-        asked = {"models": models, "rate": rate, "names": steppers, "rounds": options.rounds}
-        found = _on_all(options, rate, "training.step_times", {**asked, "modules": modules})
+        asked = {"models": models, "rate": rate_text(rate), "names": steppers}
+        asked |= {"rounds": options.rounds, "modules": modules}
+        found = _on_all(options, rate, "training.step_times", asked)
         results.times += [StepTime(**time) for time in found]
     return Summary(results)
 

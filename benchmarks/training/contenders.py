@@ -45,13 +45,10 @@ class Contender:
 #: In the order of tables. A new algorithm of ours is one more line, and so is a hook.
 CONTENDERS = {
     "32 bit": Contender(DataParallelSGD()),
-    "8 bit": Contender(DataParallelSGD(gradient_bits=8)),
-    "4 bit": Contender(DataParallelSGD(gradient_bits=4)),
-    "2 bit": Contender(DataParallelSGD(gradient_bits=2)),
-    "1 bit": Contender(DataParallelSGD(gradient_bits=1)),
-    "0.5 bit": Contender(DataParallelSGD(gradient_bits=0.5)),
-    "0.25 bit": Contender(DataParallelSGD(gradient_bits=0.25)),
-    "0.1 bit": Contender(DataParallelSGD(gradient_bits=0.1)),
+    **{
+        f"{bits} bit": Contender(DataParallelSGD(gradient_bits=bits))
+        for bits in (8, 4, 2, 1, 0.5, 0.25, 0.1)
+    },
     RECIPE: Contender(
         DataParallelSGD(gradient_bits={0: 4, BEGINNING: 1}),
         timed_as=((0, "4 bit"), (BEGINNING, "1 bit")),
@@ -83,37 +80,27 @@ CONTENDERS = {
 PLAIN = "DDP"
 """What all others are compared with."""
 
-HOOKS = ("DDP, fp16", "DDP, PowerSGD rank 1", "DDP, PowerSGD rank 4")
-"""Plain DDP's quicker forms, that exchange every gradient as it does; the best is a peer, too."""
+HOOKED = ("DDP, fp16", "DDP, PowerSGD rank 1", "DDP, PowerSGD rank 4", "DDP, post-local SGD")
 
 TIMED = tuple(name for name, one in CONTENDERS.items() if not (one.timed_as or one.modules))
-"""Whose steps are timed; the others' are those of several of them."""
+"""Contenders whose steps are timed; the others' are those of several of them."""
 
 TIMED_MODULES = (
     *("32 bit", "32 bit, overlap", "8 bit, overlap", "4 bit", "1 bit", "1 bit, overlap"),
     *("0.25 bit", "0.1 bit", "block momentum, 1 bit", "PowerSGD rank 4"),
     *("our hook, 32 bit", "our hook, 1 bit", "no exchange"),
-    *(PLAIN, "DDP, its defaults", *HOOKS, "DDP, post-local SGD", "PyTorch, no exchange"),
+    *(PLAIN, "DDP, its defaults", *HOOKED, "PyTorch, no exchange"),
 )
 """The same for PyTorch's modules."""
 
 TO_LOSS = (
     *("32 bit", "4 bit", RECIPE, "1 bit", "0.5 bit", "0.25 bit", "0.1 bit"),
-    *("block momentum, 1 bit", "PowerSGD rank 4"),
-    *(PLAIN, *HOOKS, "DDP, post-local SGD"),
+    *("block momentum, 1 bit", "PowerSGD rank 4", PLAIN, *HOOKED),
 )
-"""Who is timed until a test loss is reached."""
+"""Contenders that are timed until a test loss is reached."""
 
 TO_LOSS_MODULES = (
-    *(
-        "32 bit",
-        "32 bit, overlap",
-        "4 bit",
-        "1 bit",
-        "0.25 bit",
-        "0.1 bit",
-        "block momentum, 1 bit",
-    ),
-    *("PowerSGD rank 4", "our hook, 32 bit", PLAIN, *HOOKS, "DDP, post-local SGD"),
+    *("32 bit", "32 bit, overlap", "4 bit", "1 bit", "0.25 bit", "0.1 bit"),
+    *("block momentum, 1 bit", "PowerSGD rank 4", "our hook, 32 bit", PLAIN, *HOOKED),
 )
 """The same for PyTorch's modules."""

@@ -24,24 +24,20 @@ SAME_LOSS = 1e-4  #: of the initial model by all contenders, relative
 class StepTime:
     """
     Attributes:
-        model, rate, contender: of the measurement; the rate in bits/s.
+        model, rate, contender: of the measurement; the rate as on command lines.
         seconds: of a step, the median of the rounds.
         rounds: seconds of a step in each round.
-        steps: in each round.
-        losses: mean of all ranks in the first step, and in the last one, of the last round.
     """
 
     model: str
-    rate: float
+    rate: str
     contender: str
     seconds: float
     rounds: list[float]
-    steps: int
-    losses: list[float]
 
 
 def measure(
-    comm: Communicator, models: list[str], rate: float, names: list[str], rounds: int, modules: bool
+    comm: Communicator, models: list[str], rate: str, names: list[str], rounds: int, modules: bool
 ) -> list[dict[str, Any]]:
     """Return the fields of a `StepTime` for each model and contender."""
     with playing(comm, names, modules) as ranks:
@@ -50,30 +46,26 @@ def measure(
 
 
 def measure_steps(
-    ranks: Ranks, model: str, rate: float, names: Sequence[str], rounds: int
+    ranks: Ranks, model: str, rate: str, names: Sequence[str], rounds: int
 ) -> list[StepTime]:
     """Measure contenders in turn. Collective.
 
     Raises:
         UserError: a contender does not learn, or its ranks have different models.
     """
-    turns: dict[str, list[tuple[float, int, list[float]]]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            turns[name].append(_once(ranks, model, name))
-    firsts = {name: of_rounds[-1][2][0] for name, of_rounds in turns.items()}
-    if max(firsts.values()) > min(firsts.values()) * (1 + SAME_LOSS):
+    turns = [[_once(ranks, model, name) for name in names] for _ in range(rounds)]
+    firsts = [first for _, first in turns[0]]
+    if max(firsts) > min(firsts) * (1 + SAME_LOSS):
         raise UserError(f"all must begin with the same loss of the {model} model: {firsts}")
     times = []
-    for name, of_rounds in turns.items():
-        seconds = [seconds for seconds, _, _ in of_rounds]
-        median, (_, steps, losses) = statistics.median(seconds), of_rounds[-1]
-        times.append(StepTime(model, rate, name, median, seconds, steps, losses))
+    for name, of_rounds in zip(names, zip(*turns, strict=True), strict=True):
+        seconds = [of_round for of_round, _ in of_rounds]
+        times.append(StepTime(model, rate, name, statistics.median(seconds), seconds))
     return times
 
 
-def _once(ranks: Ranks, model: str, name: str) -> tuple[float, int, list[float]]:
-    """Return seconds of a step, number of steps, and the first and the last loss."""
+def _once(ranks: Ranks, model: str, name: str) -> tuple[float, float]:
+    """Return the seconds of a step, and the loss of the first one."""
     period = max(1, CONTENDERS[name].period)
     with ranks.training(name, model, LR) as turn:
         _, (first, *_) = turn.steps(_whole(WARM_UP, period))
@@ -84,7 +76,7 @@ def _once(ranks: Ranks, model: str, name: str) -> tuple[float, int, list[float]]
             raise UserError(f"{name} does not learn: loss {first:.4f}, then {last:.4f}")
         if CONTENDERS[name].period and not turn.same_model():
             raise UserError(f"{name}: all ranks must have the same model after {count} steps")
-    return seconds / count, count, [first, last]
+    return seconds / count, first
 
 
 def steps_for(estimate: float, period: int) -> int:

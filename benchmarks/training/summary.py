@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd.command_line.units import bits_per_s
-
 from ..panels import FilePath
-from ..report import Report, load, machine, table
+from ..report import Report, machine, table
 from .contenders import CONTENDERS, PLAIN
+from .costs import Memory, OwnCost
 from .figures import TIMES, draw_times, draw_ways
-from .memory import Memory
-from .own_cost import OwnCost
 from .step_times import StepTime
 from .tasks import BYTES, MODELS, TEXT
 from .to_loss import Goal, Learned, ToLoss, goal_of, to_losses
@@ -64,17 +60,18 @@ class Results:
         """The models whose steps were measured, in order."""
         return list(dict.fromkeys(time.model for time in self.times))
 
-    def by_rate(self, model: str) -> dict[float, dict[str, StepTime]]:
+    def by_rate(self, model: str) -> dict[str, dict[str, StepTime]]:
         """Return step times by rate and contender, in the order of tables."""
-        rates = dict.fromkeys(time.rate for time in self.times if time.model == model)
-        return {rate: self.of(model, rate) for rate in rates}
+        found: dict[str, dict[str, StepTime]] = {}
+        for time in self.times:
+            if time.model == model:
+                found.setdefault(time.rate, {})[time.contender] = time
+        return {
+            rate: {name: times[name] for name in CONTENDERS if name in times}
+            for rate, times in found.items()
+        }
 
-    def of(self, model: str, rate: float) -> dict[str, StepTime]:
-        """Return step times by contender, in the order of tables."""
-        times = {t.contender: t for t in self.times if (t.model, t.rate) == (model, rate)}
-        return {name: times[name] for name in CONTENDERS if name in times}
-
-    def ways(self) -> dict[float, list[ToLoss]]:
+    def ways(self) -> dict[str, list[ToLoss]]:
         """Return the contenders' ways to every loss, by rate."""
         goal, names = self.goal, [name for name in CONTENDERS if name in self.to_loss]
         return {
@@ -87,7 +84,7 @@ class Results:
 
 
 class Summary(Report):
-    """A report on the results."""
+    """A report on the results: tables, and figures."""
 
     def __init__(self, results: Results) -> None:
         super().__init__(results.title)
@@ -96,66 +93,61 @@ class Summary(Report):
     def print(self) -> None:
         results = self.results
         tables = [step_table(results, model) for model in results.models]
-        tables += [own_cost_table(results)] if results.own_costs else []
-        tables += [memory_table(results)] if results.memory else []
+        tables += [own_cost_table(results.own_costs)] if results.own_costs else []
+        tables += [memory_table(results.memory)] if results.memory else []
         tables += [to_loss_table(results)] if results.to_loss else []
         for lines in tables:
             print("\n".join(lines), end="\n\n")
 
     def content(self) -> dict[str, Any]:
-        content = asdict(self.results)
-        for entry in content["times"]:
-            entry["rate"] = words(entry["rate"])  # JSON knows no infinity
-        return content
+        return asdict(self.results)
 
     def draw(self, path: FilePath) -> None:
         """Draw the ways to a loss, or seconds a step of each model: training-5M.png and more."""
         path, results = Path(path), self.results
-        if by_rate := results.ways():
+        if ways := results.ways():
             title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
-            ways = {words(rate): ways for rate, ways in by_rate.items()}
             draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
             return
         for model in results.models:
-            panels = {words(rate): times for rate, times in results.by_rate(model).items()}
             title = f"{self.title}; {called(model)}, seconds a step"
-            draw_times(panels, title, path.with_name(f"{path.stem}-{model}{path.suffix}"))
-
-
-def read(path: str) -> Results:
-    """Read the results in a JSON file.
-
-    Raises:
-        UserError: the file holds something else.
-    """
-    results = load(path, Results)
-    results.times = [replace(time, rate=bits_per_s(str(time.rate))) for time in results.times]
-    return results
+            aside = path.with_name(f"{path.stem}-{model}{path.suffix}")
+            draw_times(results.by_rate(model), title, aside)
 
 
 def step_table(results: Results, model: str) -> list[str]:
     """Return contenders by rates: seconds a step, and speed-up over plain DDP."""
     by_rate = results.by_rate(model)
+
+    def cell(times: dict[str, StepTime], name: str) -> str:
+        if name not in times:
+            return ""
+        seconds = times[name].seconds
+        text = f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s"
+        if PLAIN in times and name != PLAIN:
+            text += f", {times[PLAIN].seconds / seconds:.1f}{TIMES}"
+        return text
+
     names = [name for name in CONTENDERS if any(name in times for times in by_rate.values())]
-    rows = [[name, *(_cell(times, name) for times in by_rate.values())] for name in names]
-    return table([called(model), *map(spoken, by_rate)], rows)
+    rows = [[name, *(cell(times, name) for times in by_rate.values())] for name in names]
+    return table([called(model), *by_rate], rows)
 
 
-def own_cost_table(results: Results) -> list[str]:
+def own_cost_table(costs: Iterable[OwnCost]) -> list[str]:
     """Return models by a plain loop, the learner and DDP: seconds a step, and what they add."""
     rows = [
         [called(cost.model), f"{(plain := cost.plain_seconds):.3f}"]
         + [f"{s:.3f}, {s / plain - 1:+.0%}" for s in (cost.seconds, cost.ddp_seconds)]
-        for cost in results.own_costs
+        for cost in costs
     ]
     return table(["s a step of one process", "a plain loop", "the learner", PLAIN], rows)
 
 
-def memory_table(results: Results) -> list[str]:
+def memory_table(memory: Sequence[Memory]) -> list[str]:
     """Return contenders by models: MiB added to a rank by training."""
-    models = [*dict.fromkeys(one.model for one in results.memory)]
-    added = {(o.contender, o.model): f"{o.added_bytes / 2**20:.0f}" for o in results.memory}
-    names = dict.fromkeys(one.contender for one in results.memory)
+    models = list(dict.fromkeys(m.model for m in memory))
+    names = dict.fromkeys(m.contender for m in memory)
+    added = {(m.contender, m.model): f"{m.added_bytes / 2**20:.0f}" for m in memory}
     rows = [[name, *(added.get((name, model), "") for model in models)] for name in names]
     return table(["MiB added to a rank", *map(called, models)], rows)
 
@@ -163,19 +155,22 @@ def memory_table(results: Results) -> list[str]:
 def to_loss_table(results: Results) -> list[str]:
     """Return contenders by rates and losses: steps, seconds, and speed-up over plain DDP."""
     by_rate, targets = results.ways(), results.goal.targets
-    head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in targets]
-    steps = f"steps to {', '.join(f'{target:g}' for target in targets)} nats"
+
+    def cell(ways: list[ToLoss], way: ToLoss) -> str:
+        if not way.reached:
+            return "never"
+        plain, text = plain_seconds(ways, way.target), f"{way.seconds:.3g} s"
+        beside = plain and way.contender != PLAIN
+        return f"{text}, {plain / way.seconds:.1f}{TIMES}" if plain and beside else text
+
     rows = []
     for name in results.to_loss:
-        own = [[way for way in ways if way.contender == name] for ways in by_rate.values()]
-        counts = ", ".join(f"{way.steps:g}" if way.reached else "never" for way in own[0])
-        cells = [
-            _way(way, plain_seconds(ways, way.target))
-            for those, ways in zip(own, by_rate.values(), strict=True)
-            for way in those
-        ]
-        rows.append([name, counts, *cells])
-    return table(["seconds to a loss", steps, *head], rows)
+        own = [(ways, way) for ways in by_rate.values() for way in ways if way.contender == name]
+        steps = (f"{way.steps:g}" if way.reached else "never" for _, way in own[: len(targets)])
+        rows.append([name, ", ".join(steps), *(cell(ways, way) for ways, way in own)])
+    head = [f"{rate}: {target:g}" for rate in by_rate for target in targets]
+    steps_to = f"steps to {', '.join(f'{target:g}' for target in targets)} nats"
+    return table(["seconds to a loss", steps_to, *head], rows)
 
 
 def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
@@ -186,37 +181,8 @@ def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
     )
 
 
-def _way(way: ToLoss, plain: float | None) -> str:
-    if not way.reached:
-        return "never"
-    text = f"{way.seconds:.3g} s"
-    return f"{text}, {plain / way.seconds:.1f}{TIMES}" if plain and way.contender != PLAIN else text
-
-
-def _cell(times: dict[str, StepTime], name: str) -> str:
-    if name not in times:
-        return ""
-    seconds = times[name].seconds
-    text = f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s"
-    if PLAIN in times and name != PLAIN:
-        text += f", {times[PLAIN].seconds / seconds:.1f}{TIMES}"
-    return text
-
-
 def called(model: str) -> str:
     """Name a model in a title."""
     if model in MODELS:
         return f"{model} parameters"
     return "language model" if model in (BYTES, TEXT) else model
-
-
-def words(rate: float) -> str:
-    """Write a rate as on command lines."""
-    if math.isinf(rate):
-        return "unlimited"
-    return f"{rate / 1e9:g}gbit" if rate >= 1e9 else f"{rate / 1e6:g}mbit"
-
-
-def spoken(rate: float) -> str:
-    """Write a rate as in texts."""
-    return words(rate).replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")

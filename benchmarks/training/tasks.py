@@ -72,14 +72,12 @@ def _synthetic(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
     return x, (x @ teacher).argmax(axis=-1)
 
 
-def _bytes(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
+def _bytes(steps: int, rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
     """Return a rank's part of an order of the library's bytes."""
     train, _ = library_source(CONTEXT, most_bytes=READ)
-    order = np.random.default_rng(seed).permutation(len(train))[: STEPS * ranks * BATCH]
-    steps = len(order) // (ranks * BATCH)
-    own = order[: steps * ranks * BATCH].reshape(steps, ranks, BATCH)[:, rank]
+    own = _order(len(train), steps, rank, ranks, BATCH, seed)
     x, y = train.read(own.reshape(-1), dtype=None)
-    return x.reshape(steps, BATCH, CONTEXT), y.reshape(steps, BATCH)
+    return x.reshape(*own.shape, CONTEXT), y.reshape(own.shape)
 
 
 def _bytes_tested() -> tuple[Array, Array]:
@@ -99,14 +97,18 @@ def _sequences(steps: int, rank: int, ranks: int, seed: int, many: int = 1) -> t
     Args:
         many: times as many sequences in a minibatch.
     """
-    sequences = many * SEQUENCES
     train, _ = library_sequences(SEQUENCE, most_bytes=READ)
-    random = np.random.default_rng(seed)
-    wanted = steps * ranks * sequences
-    epochs = [random.permutation(len(train)) for _ in range(-(-wanted // len(train)))]
-    order = np.concatenate(epochs)[:wanted].reshape(steps, ranks, sequences)
-    x, y = train.read(order[:, rank].reshape(-1))
-    return x.reshape(steps, sequences, SEQUENCE), y.reshape(steps, sequences, SEQUENCE)
+    own = _order(len(train), steps, rank, ranks, many * SEQUENCES, seed)
+    x, y = train.read(own.reshape(-1))
+    return x.reshape(*own.shape, SEQUENCE), y.reshape(*own.shape, SEQUENCE)
+
+
+def _order(size: int, steps: int, rank: int, ranks: int, batch: int, seed: int) -> Array:
+    """Return a rank's samples of an order of `size`, of several if one is too short: [steps,
+    batch]."""
+    random, wanted = np.random.default_rng(seed), steps * ranks * batch
+    orders = [random.permutation(size) for _ in range(-(-wanted // size))]
+    return np.concatenate(orders)[:wanted].reshape(steps, ranks, batch)[:, rank]
 
 
 def _sequences_tested() -> tuple[Array, Array]:
@@ -175,7 +177,7 @@ TASKS = MODULES | {
     BYTES: Task(
         "next byte of Python's library, MLP 8x16-1024-1024-256",
         partial(ByteLanguageModel, CONTEXT, 16, [1024, 1024], seed=SEED),
-        _bytes,
+        partial(_bytes, STEPS),
         _bytes_tested,
     ),
 }

@@ -11,14 +11,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallel_sgd import Communicator, UserError
+from parallel_sgd import Communicator
 
 from ..study import Search
-from .contenders import CONTENDERS, PERIOD, PLAIN
+from .contenders import CONTENDERS, PERIOD
 from .step_times import StepTime
 from .tasks import BYTES, TASKS, TEXT
 from .turns import Ranks, playing
@@ -27,16 +27,10 @@ EVERY = PERIOD  #: steps between two looks at the test loss
 MOST_STEPS = 1024
 TUNING_SEED = 1000  #: rates are chosen on it; those from 0 on are reported
 START_LR = 0.1  #: where the search of a learning rate begins, by factors of 2
-SAME = 1e-4  #: of losses on both sides, relative
 
 
-@dataclass(frozen=True)
-class Goal:
-    """
-    Attributes:
-        task: by name.
-        targets: test losses in nats, in falling order.
-    """
+class Goal(NamedTuple):
+    """A task by name, and test losses in nats, in falling order."""
 
     task: str
     targets: tuple[float, ...]
@@ -75,19 +69,10 @@ Wanted = tuple[str, float | None, list[int]]
 """A contender's runs: its name, the learning rate (None: to be tuned), and seeds."""
 
 
-def measure(
-    comm: Communicator, wanted: list[Wanted], modules: bool, beside_plain: bool
-) -> list[dict[str, Any]]:
-    """Return the fields of a `Learned` for each wanted run.
-
-    Args:
-        beside_plain: check first that PyTorch's DDP takes the very steps of ours.
-    """
-    goal, names = goal_of(modules), [name for name, *_ in wanted]
-    runs = []
-    with playing(comm, names + [PLAIN] * beside_plain, modules) as ranks:
-        if beside_plain:
-            require_same_step(ranks, goal)
+def measure(comm: Communicator, wanted: list[Wanted], modules: bool) -> list[dict[str, Any]]:
+    """Return the fields of a `Learned` for each wanted run."""
+    goal, runs = goal_of(modules), []
+    with playing(comm, [name for name, *_ in wanted], modules) as ranks:
         for name, known_lr, seeds in wanted:
             lr = known_lr or tuned(ranks, goal, name)
             runs += [learn(ranks, goal, name, lr, seed) for seed in seeds]
@@ -152,11 +137,10 @@ def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) 
     )
 
 
-@dataclass(frozen=True)
-class ToLoss:
-    """
+class ToLoss(NamedTuple):
+    """A contender's way to a test loss.
+
     Attributes:
-        contender, target: of the way to a test loss.
         reached: whether most seeds reached the target.
         steps: the median of the seeds, to the target or to the end.
         seconds: of these steps.
@@ -181,21 +165,3 @@ def to_losses(
             steps = statistics.median(run.steps for run in own)
         found.append(ToLoss(name, target, reached, steps, seconds(name, steps, times, ranks)))
     return found
-
-
-def require_same_step(ranks: Ranks, goal: Goal) -> None:
-    """Check that both sides have the same losses before and after a step in full precision.
-
-    Raises:
-        UserError: the losses differ by more than rounding.
-    """
-    losses = []
-    for name in ("32 bit", PLAIN):
-        with ranks.training(name, goal.task, START_LR) as turn:
-            losses.append(turn.steps(2)[1])
-    ours, theirs = losses
-    if not np.allclose(ours, theirs, rtol=SAME, atol=0):
-        raise UserError(
-            "both sides must have the same losses before and after a step in full precision: "
-            f"ours {ours}, PyTorch's {theirs}"
-        )

@@ -22,6 +22,14 @@ def bits_per_s(text: str) -> float:
     return _read(text, _RATES, f"a rate such as 100mbit or 1gbit, or {UNLIMITED}", 1e3, 1e15)
 
 
+def rate_text(rate: float) -> str:
+    """Write a rate of at least 1 kbit/s as `bits_per_s` reads it: ``100mbit``, ``unlimited``."""
+    if rate == math.inf:
+        return UNLIMITED
+    unit, factor = max((one for one in _RATES.items() if one[1] <= rate), key=lambda one: one[1])
+    return f"{rate / factor:g}{unit}"
+
+
 def seconds(text: str) -> float:
     """Parse a time, ``30us``, ``1.5ms`` or ``0.2`` (seconds)."""
     return _read(text, _TIMES, "a time such as 30us, 1.5ms or 0.2s", 1e-9, 1e6)

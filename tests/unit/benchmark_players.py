@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from benchmarks.__main__ import argument_parser
 from benchmarks.training.step_times import StepTime
 
-GBIT = 1e9
-
 
 class Players:
     """Ranks that train at once, and are a turn themselves: `seconds` a step, losses as told."""
@@ -37,9 +35,9 @@ class Players:
         return self.loss(self.lr, self.taken)
 
 
-def step_time(name, seconds, model="bytes", rate=GBIT):
+def step_time(name, seconds, model="bytes", rate="1gbit"):
     """Of a contender, measured once."""
-    return StepTime(model, rate, name, seconds, [seconds], 8, [2.7, 1.0])
+    return StepTime(model, rate, name, seconds, [seconds])
 
 
 def options_of(line):

@@ -12,9 +12,8 @@ from benchmark_players import options_of
 from benchmarks import plan
 from benchmarks.exchange import command as exchange
 from benchmarks.exchange import links, one_machine
-from benchmarks.parameter_server import bare
+from benchmarks.parameter_server import bare, dense, sparse
 from benchmarks.parameter_server import command as parameter_server
-from benchmarks.report import Report
 from parallel_sgd import Communicator, Parameters, UserError, simulate
 from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.compression import codec_for, registered_bits
@@ -28,148 +27,16 @@ def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
     gradient = np.random.default_rng(0).standard_normal(values, np.float32)
     payload = np.empty(blocks.bytes.stop, np.uint8)
     pushed = codec.encode(blocks, gradient, np.zeros_like(gradient), payload)
-    assert pushed == pytest.approx(parameter_server.dense.pushed_bytes(values, 1), rel=0.1)
+    assert pushed == pytest.approx(dense.pushed_bytes(values, 1), rel=0.1)
 
 
 def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
-    ids = parameter_server.sparse.all_ids(1000)
+    ids = sparse.all_ids(1000)
     assert len(set(ids.tolist())) == len(ids)
-    batches = parameter_server.sparse.random_batches(ids, 100, seed=1)
+    batches = sparse.random_batches(ids, 100, seed=1)
     first, second = next(batches), next(batches)
     assert len(first) == 100 and set(first) <= set(ids) and not set(first) & set(second)
     assert first.tolist() != ids[:100].tolist()
-
-
-def name_of(benchmark):
-    """Return the name of a benchmark's module on the command line."""
-    name = benchmark.__name__.removesuffix(".command").rpartition(".")[2]
-    return name.replace("_", "-")
-
-
-BITS = {str(bits): 0.001 * bits for bits in registered_bits()}
-SPEEDS = KernelSpeeds(*(dict.fromkeys(registered_bits(), 8e9) for _ in range(3)))
-LINK = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
-PREDICTED_S = exchange_s(
-    *(250_000, 32, 2, Link(bytes_per_s=payload_rate(1e9), **LINK), SPEEDS),
-    cores_per_rank=1.0,
-    pipelined=False,
-).total_s
-CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
-MODES = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
-MEASURED = {
-    "dense": {
-        "bare": 1000.0,
-        "bare, step": 800.0,
-        "bare, 1 bit": 2000.0,
-        "learner, 1": 720.0,
-        "learner, 2": 900.0,
-        "client": 760.0,
-        "learner, 1 bit": 1000.0,
-        **{
-            f"{who}, {n}, {bits}": updates
-            for who, updates in (("learner", 9.0), ("bare", 10.0))
-            for n in (1, 3)
-            for bits in (32, 1)
-        },
-    },
-    "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), MODES),
-    "sparse": {
-        "bytes": 160.0,
-        "bare": dict.fromkeys(CASES, 4e6),
-        "served": dict.fromkeys(CASES, 2e6),
-    },
-    "one_machine": {
-        "allreduce": 0.064,
-        "seconds": BITS,
-        "pipelined": {bits: 0.5 * seconds for bits, seconds in BITS.items()},
-        "bytes": {**BITS, "1": 2000 / 8},
-        "memory_per_parameter": {"1000000": 7.0},
-        "tiny_step": {"1": 2e-5, "32": 3e-5},
-        "tiny_allreduce": 1e-5,
-        "alone": 1e-5,
-    },
-    "plan:measure_link": LINK,
-    "plan": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
-}
-EFFORT = {"rounds": 7, "seconds": 0.5}
-LONGER = {"rounds": 7, "seconds": 2.0}
-DENSE = {"values": 1 << 20}
-HERE = parameter_server.dense.cases_here(2)
-ON_HOSTS = parameter_server.dense.cases_on_hosts(4)
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "line", "expected", "ratios"),
-    [
-        (
-            parameter_server,
-            "--servers 2",
-            [
-                (5, "parameter_server.dense", {**DENSE, **EFFORT, "cases": HERE}),
-                (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3}),
-                (3, "parameter_server.sparse", {"touched": 10**7, "batch": 1 << 16, **EFFORT}),
-            ],
-            {
-                "learner.step, 32 bit, beside bare, step": 0.9,
-                "learner.step, 32 bit, 2 servers": 1.25,
-                "memory of the server's table, a row": 1.25,
-            },
-        ),
-        (
-            parameter_server,
-            "--only slow-worker",
-            [(4, "parameter_server.slow_worker", {**LONGER, "rounds": 3})],
-            {"a worker's steps beside one that is 3 times as slow, async": 0.75},
-        ),
-        (
-            parameter_server,
-            "--rate 1gbit",
-            [((4, 1e9), "parameter_server.dense", {**DENSE, **LONGER, "cases": ON_HOSTS})],
-            {"learner.step, 32 bit, 3 workers": 0.9, "learner.step, 1 bit, 1 worker": 0.9},
-        ),
-        (
-            exchange,
-            "--values 2k --rounds 3",
-            [(2, "exchange.one_machine", {"values": 2000, "rounds": 3})],
-            {
-                "32 bit, time": 0.5,
-                "1 bit, transport pipelined, time": 0.5,
-                "1 bit, bytes sent by a rank": 1,
-                "step of 650 parameters, 1 bit": 2,
-            },
-        ),
-        (
-            plan,
-            "--hosts 2 --megabytes 1 --bits 32",
-            [
-                ((2, math.inf), "plan:measure_link", {}),
-                ((2, 1e9), "plan", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
-            ],
-            {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expected, ratios):
-    """On ranks and hosts that know the answers."""
-    asked = []
-
-    def answer(where, module, options, **_):
-        asked.append((where, module, options))
-        return MEASURED[module.rpartition(".")[2]]
-
-    def on_hosts(count, rate, module, options, **_):
-        return answer((count, rate), module, options)
-
-    fakes = {"on_ranks": answer, "on_hosts": on_hosts}
-    fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
-    for module, name in product((parameter_server, one_machine, plan), fakes):
-        monkeypatch.setattr(module, name, fakes[name], raising=False)
-    report = benchmark.main(options_of(f"{name_of(benchmark)} {line}"))
-    assert asked == expected
-    by_name = {row.name: row.ratio for row in report.rows}
-    assert len(by_name) == len(report.rows)  # or bars of the figure would lie on each other
-    assert {name: by_name[name] for name in ratios} == pytest.approx(ratios)
 
 
 def test_rates_of_ranks_are_the_medians_of_rounds(monkeypatch):
@@ -181,17 +48,15 @@ def test_rates_of_ranks_are_the_medians_of_rounds(monkeypatch):
 
         def case(name):
             turns.append(name)
-            return (100, 1, 9, 2)[turns.count(name) - 1] + comm.rank, 5.0
+            return (100, 1, 9, 2)[turns.count(name) - 1] + comm.rank
 
-        cases = {name: lambda name=name: case(name) for name in "ab"}
-        return {n: f.tolist() for n, f in bare.medians(comm, cases, 3).items()}, turns
+        return bare.medians(comm, {n: lambda n=n: case(n) for n in "ab"}, 3), turns
 
-    found, turns = simulate(2, rank)[0]
-    assert found == {name: [[2, 5], [3, 5]] for name in "ab"} and turns == 4 * ["a", "b"]
+    assert simulate(2, rank)[0] == ({"a": [2, 3], "b": [2, 3]}, 4 * ["a", "b"])
 
 
 def test_the_limit_of_the_links_for_a_model_on_a_server():
-    dense, pulled = parameter_server.dense, 4 << 20
+    pulled = 4 << 20
     one = dense.limit(1, pulled, pulled, 1e9)
     assert one == pytest.approx(119.55e6 / (2 * (pulled - BURST)), rel=1e-4)
     both_ways = dense.limit(3, pulled, pulled, 1e9)
@@ -202,58 +67,147 @@ def test_the_limit_of_the_links_for_a_model_on_a_server():
     assert dense.numbers(4) == [1, 3] and dense.numbers(2) == [1]
 
 
-SECONDS = {**dict.fromkeys((links.ALLREDUCE, *links.OURS), 1.0), "auto": 0.5, "gloo": 8.0}
-SECONDS |= {"1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0}
+SPEEDS = KernelSpeeds(*(dict.fromkeys(registered_bits(), 8e9) for _ in range(3)))
+LINK = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
+PREDICTED_S = exchange_s(
+    *(250_000, 32, 2, Link(bytes_per_s=payload_rate(1e9), **LINK), SPEEDS),
+    cores_per_rank=1.0,
+    pipelined=False,
+).total_s
+SUMS = {f"{bits}, collective": 0.001 * bits for bits in registered_bits()}
+PIPELINED = {f"{bits}, pipelined": 0.0005 * bits for bits in registered_bits()}
+CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
+OF_SIZE = {
+    "values": 25_000_000,
+    "seconds": {
+        **dict.fromkeys((links.ALLREDUCE, *links.OURS), 1.0),
+        **{"1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5, "gloo": 8.0},
+    },
+    "auto": {"gradient_bits": {"4": 1}, "transport": "pipelined"},
+}
+#: What the ranks answer, by function.
+MEASURED = {
+    "parameter_server.dense": {
+        **{"bare": 1000.0, "bare, step": 800.0, "bare, 1 bit": 2000.0, "client": 760.0},
+        **{"learner, 1": 720.0, "learner, 2": 900.0, "learner, 1 bit": 1000.0},
+        **{f"bare, {n}, {bits}": 10.0 for n in (1, 3) for bits in (32, 1)},
+        **{f"learner, {n}, {bits}": 9.0 for n in (1, 3) for bits in (32, 1)},
+    },
+    "parameter_server.slow_worker": {"async": {"alike": 40.0, "slow": 30.0, "slowest": 10.0}},
+    "parameter_server.sparse": {
+        "bytes": 160.0,
+        "bare": dict.fromkeys(CASES, 4e6),
+        "served": dict.fromkeys(CASES, 2e6),
+    },
+    "exchange.one_machine": {
+        "seconds": {"allreduce": 0.064, **SUMS, **PIPELINED},
+        "bytes": {**SUMS, "1, collective": 2000 / 8},
+        "memory_per_parameter": {"1000000": 7.0},
+        "tiny": {"1 bit": 2e-5, "32 bit": 3e-5, "allreduce": 1e-5, "alone": 1e-5},
+    },
+    "exchange.links": [OF_SIZE],
+    "plan:measure_link": LINK,
+    "plan": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
+}
+EFFORT, LONGER = {"rounds": 7, "seconds": 0.5}, {"rounds": 7, "seconds": 2.0}
+HERE = {"values": 1 << 20, "cases": dense.cases_here(2), **EFFORT}
+ON_HOSTS = {"values": 1 << 20, "cases": dense.cases_on_hosts(4), **LONGER}
+SLOW_WORKER = (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3})
+LIMIT_S = 25e6 / payload_rate(1e9)  #: of a byte a value: each of two hosts sends that much
 
 
-def links_report(*but: str) -> Report:
-    seconds = {name: s for name, s in SECONDS.items() if name not in but}
-    sizes = [
-        links.Size(n, seconds, {"gradient_bits": {"4": n}, "transport": "pipelined"})
-        for n in (250_000, 25_000_000)
-    ]
-    return links.tabled(sizes, 2, 1e9)
+@pytest.mark.parametrize(
+    ("line", "expected", "ratios"),
+    [
+        (
+            "parameter-server --servers 2",
+            [
+                (5, "parameter_server.dense", HERE),
+                SLOW_WORKER,
+                (3, "parameter_server.sparse", {"touched": 10**7, "batch": 1 << 16, **EFFORT}),
+            ],
+            {
+                "learner.step, 32 bit, beside bare": 0.72,
+                "learner.step, 32 bit, 2 servers": 1.25,
+                "rows pulled, 1 server, 2 workers": 0.5,
+                "memory of the server's table, a row": 1.25,
+            },
+        ),
+        (
+            "parameter-server --only slow-worker",
+            [SLOW_WORKER],
+            {"a worker's steps beside one that is 3 times as slow, async": 0.75},
+        ),
+        (
+            "parameter-server --rate 1gbit",
+            [((4, 1e9), "parameter_server.dense", ON_HOSTS)],
+            {"learner.step, 32 bit, 3 workers": 0.9, "learner.step, 1 bit, 1 worker": 0.9},
+        ),
+        (
+            "exchange --values 2k --rounds 3",
+            [(2, "exchange.one_machine", {"values": 2000, "rounds": 3})],
+            {
+                "32 bit, time": 0.5,
+                "1 bit, transport pipelined, time": 0.5,
+                "1 bit, bytes sent by a rank": 1,
+                "step of 650 parameters, 1 bit": 2,
+            },
+        ),
+        (
+            "exchange --hosts 2 --values 25M --rate 1gbit",
+            [((2, 1e9), "exchange.links", {"sizes": [25_000_000], "rounds": 5})],
+            {
+                "100 MB, 32 bit, pipelined": 4 / (4 * LIMIT_S),
+                "100 MB, gloo": 8 / (4 * LIMIT_S),
+                "100 MB, 1 bit, pipelined": 0.25 / (LIMIT_S / 8),
+                "100 MB, 1 bit as signs, pipelined": 1 / (LIMIT_S * (1 / 8 + 8 / 1024)),
+                "100 MB, auto: 4 bit, pipelined": 0.5 / (LIMIT_S * (4 / 8 + 4 / 1024)),
+                "100 MB, gloo over ours in 1 bit": 32 / 20,
+            },
+        ),
+        (
+            "plan --hosts 2 --megabytes 1 --bits 32",
+            [
+                ((2, math.inf), "plan:measure_link", {}),
+                ((2, 1e9), "plan", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
+            ],
+            {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reports_compare_what_was_measured(monkeypatch, line, expected, ratios):
+    """On ranks and hosts that know the answers."""
+    asked = []
+
+    def answer(where, function, options, **_):
+        asked.append((where, function, options))
+        return MEASURED[function]
+
+    def on_hosts(count, rate, function, options, **_):
+        return answer((count, rate), function, options)
+
+    fakes = {"on_ranks": answer, "on_hosts": on_hosts}
+    fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
+    for module, name in product((parameter_server, one_machine, links, plan), fakes):
+        monkeypatch.setattr(module, name, fakes[name], raising=False)
+    modules = {"parameter-server": parameter_server, "exchange": exchange, "plan": plan}
+    report = modules[line.split()[0]].main(options_of(line))
+    assert asked == expected
+    by_name = {row.name: row.ratio for row in report.rows}
+    assert len(by_name) == len(report.rows)
+    assert {name: by_name[name] for name in ratios} == pytest.approx(ratios)
 
 
-def test_the_report_on_sums_over_links():
-    report = links_report()
-    rows = {row.name: row for row in report.rows}
-    assert len(rows) == len(report.rows)  # or bars of the figure would lie on each other
-    limit = 4 * 25e6 / payload_rate(1e9)  # of two hosts: each sends as much as the vector is long
-    assert rows["100 MB, 32 bit, pipelined"].value == 4000
-    assert rows["100 MB, 32 bit, pipelined"].ratio == pytest.approx(4 / limit)
-    assert rows["100 MB, gloo"].ratio == pytest.approx(8 / limit)
-    assert rows["100 MB, MPI_Allreduce"].ratio == pytest.approx(1 / limit)
-    one_bit = 25e6 / 8 / payload_rate(1e9)
-    assert rows["100 MB, 1 bit, pipelined"].ratio == pytest.approx(0.25 / one_bit)
-    signs = 25e6 * (1 + 8 * 8 / 1024) / 8 / payload_rate(1e9)  # two levels a block
-    row = rows["100 MB, 1 bit as signs, pipelined"]
-    assert row.value / row.ratio == pytest.approx(1e3 * signs)
-    four = 25e6 * (4 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
-    assert rows["100 MB, auto: 4 bit, pipelined"].ratio == pytest.approx(0.5 / four)
-    gain = rows["100 MB, gloo in 32 bit over ours in 1 bit"]
-    assert (gain.value, gain.ratio) == (32, 1.6)
-    assert rows["100 MB, 32 bit over the links"].value == pytest.approx(4 / limit)
-    assert "1 MB, 32 bit over the links" not in rows
-    assert rows["100 MB, auto over the best"].value == 2
-    assert "256 KiB" in report.title
-
-
-def test_without_pytorch_the_report_on_links_says_so():
-    rows = {row.name: row for row in links_report("gloo").rows}
-    assert rows["gloo's all_reduce"].reference == "PyTorch is not installed here"
-    assert not [name for name in rows if "gloo" in name and name != "gloo's all_reduce"]
-
-
-def test_cases_have_their_turns_one_after_the_other(monkeypatch):
+def test_sums_have_their_turns_one_after_the_other(monkeypatch):
     """The first round does not count, nor does the first sum of a turn."""
     turns, seconds = [], iter(range(1, 1000))
     calls = {name: lambda name=name: turns.append(name) for name in ("auto", "1 bit, collective")}
-    monkeypatch.setattr(links, "_calls", lambda *a: (calls, {"transport": "pipelined"}))
+    monkeypatch.setattr(links, "_calls", lambda *a: (calls, {}))
     monkeypatch.setattr(links, "seconds_of", lambda call, comm: call() or next(seconds))
-    size = links._of_size(Communicator.single(), 2_500_000, 2, with_gloo=False)
+    measured = links.measure_size(Communicator.single(), 2_500_000, 2, with_gloo=False)
     assert turns == 3 * [name for name in calls for _ in range(5)]
-    assert size.seconds == {"auto": 18.5, "1 bit, collective": 23.5}
+    assert measured["seconds"] == {"auto": 18.5, "1 bit, collective": 23.5}
     sizes = (1000, 250_000, 2_500_000, 25_000_000)
     assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
 
@@ -288,13 +242,13 @@ def test_a_sum_that_is_wrong_ends_the_benchmark(name, wrong, message):
 @pytest.mark.parametrize(
     ("benchmark", "line", "wrong"),
     [
-        (exchange, "--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
-        (exchange, "--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
-        (exchange, "--hosts 1", "hosts=1 must be at least 2"),
-        (exchange, "--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
-        (parameter_server, "--rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
+        (exchange, "exchange --rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
+        (exchange, "exchange --values 1 2", "must be one number without --hosts"),
+        (exchange, "exchange --hosts 1", "hosts=1 must be at least 2"),
+        (exchange, "exchange --hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
+        (parameter_server, "parameter-server --rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
     ],
 )
 def test_what_benchmarks_refuse(benchmark, line, wrong):
     with pytest.raises(UserError, match=wrong):
-        benchmark.main(options_of(f"{name_of(benchmark)} {line}"))
+        benchmark.main(options_of(line))

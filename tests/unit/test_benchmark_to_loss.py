@@ -6,7 +6,7 @@ import math
 from contextlib import nullcontext
 
 import pytest
-from benchmark_players import GBIT, Players, step_time
+from benchmark_players import Players, step_time
 
 from benchmarks.training import tasks, to_loss
 from benchmarks.training.contenders import (
@@ -27,13 +27,12 @@ from benchmarks.training.to_loss import (
     goal_of,
     learn,
     missing_runs,
-    require_same_step,
     seconds,
     timed_for,
     to_losses,
     tuned,
 )
-from parallel_sgd import Communicator, UserError
+from parallel_sgd import Communicator
 
 GOAL, GOAL_OF_MODULES = goal_of(False), goal_of(True)
 
@@ -82,14 +81,14 @@ def test_what_is_known_is_not_learned_again(monkeypatch):
     assert missing_runs(["32 bit"], 1, known) == []
     players = Players(dict.fromkeys(CONTENDERS, 0.1), test_loss=_falling)
     monkeypatch.setattr(to_loss, "playing", lambda comm, names, modules: nullcontext(players))
-    runs = to_loss.measure(Communicator.single(), wanted, modules=False, beside_plain=True)
+    runs = to_loss.measure(Communicator.single(), wanted, modules=False)
     assert [(run["contender"], run["seed"]) for run in runs] == [
         ("32 bit", 1),
         ("1 bit", 0),
         ("1 bit", 1),
     ]
     assert [run["lr"] for run in runs] == pytest.approx([0.2, 0.4, 0.4])
-    assert [name for name, *_ in players.begun[:3]] == ["32 bit", PLAIN, "32 bit"]
+    assert players.begun[0] == ("32 bit", GOAL.task, 0.2, 1)
 
 
 def test_seconds_to_a_loss_are_those_of_the_steps_to_it():
@@ -112,20 +111,6 @@ def test_seconds_to_a_loss_are_those_of_the_steps_to_it():
     assert not never.reached and never.steps == 48
 
 
-def test_both_sides_must_begin_alike():
-    players = Players(dict.fromkeys(("32 bit", PLAIN), 0.1))
-    require_same_step(players, GOAL)
-    steps = players.steps
-
-    def other(count):
-        players.falls = 1 if players.name == PLAIN else 1.01
-        return steps(count)
-
-    players.steps = other
-    with pytest.raises(UserError, match="both sides must have the same losses"):
-        require_same_step(players, GOAL)
-
-
 def test_all_that_are_timed_to_a_loss_are_known():
     assert set(TO_LOSS) <= set(CONTENDERS) and MOST_STEPS % EVERY == 0
 
@@ -141,8 +126,8 @@ def test_pytorchs_models_have_a_goal_of_their_own():
         for name, s in (("1 bit", 0.1), ("32 bit, overlap", 0.3))
     }
     results = Results(4, {}, list(times.values()), [run], ["1 bit"], torch=True)
-    assert [way.target for way in results.ways()[GBIT]] == list(GOAL_OF_MODULES.targets)
-    assert results.ways()[GBIT][-1].seconds == pytest.approx(0.1 * run.steps)
+    assert [way.target for way in results.ways()["1gbit"]] == list(GOAL_OF_MODULES.targets)
+    assert results.ways()["1gbit"][-1].seconds == pytest.approx(0.1 * run.steps)
     known = [Learned("32 bit", 0.4, 0, [(16, 2.0)])]
     (way, *_) = to_losses(GOAL_OF_MODULES, "32 bit, overlap", times, known, 4)
     assert way.reached and way.seconds == pytest.approx(16 * 0.3)

@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks import rans, report
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.convergence.runs import load
-from benchmarks.report import Report
+from benchmarks.convergence.runs import load as load_runs
+from benchmarks.report import Report, load
 from benchmarks.statistics import bootstrap_interval, compare
-from benchmarks.training.summary import read as read_training
+from benchmarks.training.summary import Results
 from parallel_sgd import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,10 @@ def test_a_path_that_is_none_is_refused_before_anything_is_measured(capsys, flag
 
 @pytest.mark.parametrize(
     ("reads", "wrong"),
-    [(load, "not the runs"), (read_training, "not the results of this benchmark")],
+    [
+        (load_runs, "not the runs"),
+        (lambda path: load(path, Results), "not the results of this benchmark"),
+    ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path = tmp_path / "a.json"
