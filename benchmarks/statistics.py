@@ -31,18 +31,14 @@ class Comparison:
 
     @property
     def reach(self) -> float:
-        """The reach of the 90 % interval from 0, in margins: up to 1 is equivalent."""
+        """The reach of the 90 % interval from 0, in margins: up to 1 is equivalent. (That is two
+        one-sided tests at 5 %.)"""
         return max(map(abs, self.interval_90)) / self.margin
-
-    @property
-    def equivalent(self) -> bool:
-        """Two one-sided tests at 5 %: whether the 90 % interval lies within the margin."""
-        return self.reach <= 1
 
     @property
     def verdict(self) -> str:
         """The verdict: "equivalent"; "better", "worse" by the 95 % interval; or "undecided"."""
-        if self.equivalent:
+        if self.reach <= 1:
             return "equivalent"
         low, high = self.interval_95
         return "better" if high < 0 else "worse" if low > 0 else "undecided"

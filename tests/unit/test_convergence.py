@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -177,23 +178,20 @@ def test_a_beginning_has_other_bits_for_its_part_of_the_samples():
 
 
 def test_top_k_sends_the_largest_and_keeps_the_rest():
-    random = np.random.default_rng(1)
     parameters = Parameters({"a": np.zeros((50, 50), np.float32), "b": np.zeros(7, np.float32)})
-    codec = TopK()
-    blocks = codec.blocks(parameters)
-    size = parameters.flat.size
-    vector, residual = random.standard_normal((2, size)).astype(np.float32)
+    codec, blocks = TopK(), TopK().blocks(parameters)
+    vector, residual = np.random.default_rng(1).standard_normal((2, 2507)).astype(np.float32)
     before, payload = vector + residual, np.empty(blocks.bytes.stop, np.uint8)
     codec.encode(blocks, vector, residual, payload)
-    sent, more = np.empty(size, np.float32), np.ones(size, np.float32)
+    sent, more = np.empty_like(vector), np.ones_like(vector)
     codec.decode(blocks, payload, sent, add=False)
     codec.decode(blocks, payload, more, add=True)
     assert np.array_equal(more, 1 + sent)
     assert np.array_equal(sent + residual, before) and not (sent * residual).any()
-    for begin, end in zip(blocks.starts, blocks.starts[1:], strict=False):
-        kept = sent[begin:end] != 0
-        assert kept.sum() == -(-(end - begin) // ONE_OF)
-        assert np.abs(before[begin:end][kept]).min() >= np.abs(residual[begin:end]).max()
+    for begin, end in itertools.pairwise(blocks.starts):
+        kept = np.abs(sent[begin:end][sent[begin:end] != 0])
+        assert len(kept) == -(-(end - begin) // ONE_OF)
+        assert kept.min() >= np.abs(residual[begin:end]).max()
 
 
 class Trainer:
