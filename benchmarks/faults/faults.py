@@ -33,22 +33,17 @@ Begin = Callable[[Target], tuple[str, Callable[[], object]]]
 
 
 def kill_rank(places: tuple[Place, ...] = PLACES, share: float = 0.3) -> Fault:
-    """SIGKILL to a rank at any moment.
-
-    Args:
-        places: for `share` of the runs, the rank's place, a random one of these.
-    """
+    """SIGKILL to a rank at any moment, or for `share` of the runs in a random place of these."""
 
     def wait(target: Target) -> bool:
         if target.random.random() >= share:
             return target.wait_for_moment()
         possible = [place for place in places if place != Place.CHECKPOINT or target.saves]
         place = possible[target.random.integers(len(possible))]
-        if place in (Place.START, Place.FINISH):
-            return target.wait_for_place(place)
-        return target.wait_for_step() and (
-            target.serves(target.victim) or target.wait_for_place(place)
-        )
+        if place != Place.START and target.serves(target.victim):
+            return target.wait_for_step()  # a server is in no other place than `FINISH`
+        runs = place in (Place.START, Place.FINISH) or target.wait_for_step()
+        return runs and target.wait_for_place(place)
 
     return Fault(lambda target: target.signal_victim(signal.SIGKILL)[1], wait=wait)
 
