@@ -237,7 +237,10 @@ class _Lock:
 
 
 def prepare(
-    calls: Sequence[Callable[[], object]], number: int, say: Callable[[str], object]
+    calls: Sequence[Callable[[], object]],
+    number: int,
+    say: Callable[[str], object],
+    cores: int | None = None,
 ) -> None:
     """Call functions that use kernels, so that these are compiled or loaded from the disk.
 
@@ -249,6 +252,7 @@ def prepare(
             for these results, because starting the compiler takes a quarter of a second.
         say: called with a line before the first kernel is compiled, and with advice if machine code
             cannot be written.
+        cores: of this host; None: those that this process may use.
 
     Local. Cost: negligible if the kernels are loaded from the disk.
     """
@@ -259,7 +263,7 @@ def prepare(
             said.add(line)
             say(line)
 
-    at_once = max(_AT_ONCE, _cores())
+    at_once = max(_AT_ONCE, cores or _cores())
     first = number % at_once % max(1, len(calls))
     in_order = [*calls[first:], *calls[:first]]
     later: list[Callable[[], object]] = []

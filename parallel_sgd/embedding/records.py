@@ -26,14 +26,22 @@ class Records:
     the records, after the old slots are freed.
     """
 
-    def __init__(self, counters: tuple[str, ...], vectors: tuple[str, ...] = (), width: int = 0):
+    def __init__(
+        self,
+        counters: tuple[str, ...],
+        vectors: tuple[str, ...] = (),
+        width: int = 0,
+        most: int = MAX_RECORDS,
+    ) -> None:
         """Create an empty map.
 
         Args:
             counters: names of the int64 fields of a record, apart from its id: "pushed", "steps".
             vectors: names of the fields of `width` float32. The first, if any, is "values".
             width: number of values in a vector.
+            most: the largest number of records.
         """
+        self._most = most
         self._kernels = row_kernels()
         self.names = ("id", *counters, *vectors)
         formats = ["<i8"] * (1 + len(counters)) + [("<f4", (width,))] * len(vectors)
@@ -115,8 +123,8 @@ class Records:
 
     def _make_room(self, count: int) -> None:
         """Make room for `count` records, in chunks and slots."""
-        if count > MAX_RECORDS:
-            raise UserError(f"{count} rows on one server: at most {MAX_RECORDS} are possible")
+        if count > self._most:
+            raise UserError(f"{count} rows on one server: at most {self._most} are possible")
         whole = 1 << self._shift
         if len(self._chunks) <= 1:
             room = len(self._chunks[0]) if self._chunks else 0

@@ -97,6 +97,25 @@ def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
 comm = on_ranks
 
 
+@pytest.fixture
+def mpi_counts_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many values, or bytes, an MPI takes in one call: some count only to 2^31."""
+
+    def give(most: int) -> None:
+        if "mpi4py" not in sys.modules:
+            return
+        from parallel_sgd.communication.mpi import communicator, endpoint, messages
+
+        for owner, name in (
+            (communicator.MpiCommunicator, "most_values"),
+            (messages.MpiMessages, "most_values"),
+            (endpoint, "PIECE"),
+        ):
+            monkeypatch.setattr(owner, name, most)
+
+    return give
+
+
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
     """PyTorch's own, over the ranks of MPI."""

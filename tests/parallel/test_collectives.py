@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import random
-import sys
 import threading
 import time
 from pathlib import Path
@@ -42,12 +41,10 @@ BETWEEN = {
 
 
 @pytest.fixture(params=[None, 99], ids=["at once", "in pieces"])
-def most(request, monkeypatch):
+def most(request, mpi_counts_to):
     """Of the values that a rank has: where it is told, MPI is said to count to 3 only."""
-    if request.param and "mpi4py" in sys.modules:
-        from parallel_sgd.communication.mpi import communicator as mpi
-
-        monkeypatch.setattr(mpi.MpiCommunicator, "most_values", 3)
+    if request.param:
+        mpi_counts_to(3)
     return request.param
 
 

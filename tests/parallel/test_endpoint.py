@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -18,19 +16,12 @@ def header(number: int) -> np.ndarray:
     return np.full(HEADER_LENGTH, number, np.int64)
 
 
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """For an MPI which does not count to a million."""
-    if "mpi4py" in sys.modules:
-        from parallel_sgd.communication.mpi import endpoint as mpi_endpoint
-
-        monkeypatch.setattr(mpi_endpoint, "PIECE", 300_000)
-
-
 @pytest.mark.parametrize("expected", [0, 8, -8])
-def test_messages_come_in_order_and_as_long_as_announced(comm, small_pieces, expected):
+def test_messages_come_in_order_and_as_long_as_announced(comm, mpi_counts_to, expected):
     """Every rank has the next one for its server; a body of another length does not end anything,
     and leaves the messages behind it as they are."""
+    mpi_counts_to(300_000)
+    comm.barrier()
     to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     client = comm.endpoint([to], serving=False)
     server = comm.endpoint([of], serving=True)

@@ -86,7 +86,6 @@ WITH_OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.threads(3)
 @pytest.mark.parametrize(
     ("bad", "snapshot"), [*((bad, False) for bad in range(6)), (1, True), (2, True), (3, True)]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -47,11 +46,8 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 
 
 @pytest.fixture(autouse=True)
-def small_messages(monkeypatch):
-    if "mpi4py" in sys.modules:
-        from parallel_sgd.communication.mpi import messages as mpi_messages
-
-        monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 100)  # in a message
+def small_messages(mpi_counts_to):
+    mpi_counts_to(100)
 
 
 @every_codec

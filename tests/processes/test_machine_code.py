@@ -177,13 +177,12 @@ def test_a_kernel_that_another_process_compiles_is_put_off_and_waited_for_no_lon
 @pytest.mark.parametrize(
     ("cores", "first_calls"), [(8, "abca"), (2, "abab"), (1, "abab")], ids=["8", "2", "bound"]
 )
-def test_as_many_processes_as_cores_begin_with_different_calls(monkeypatch, cores, first_calls):
-    monkeypatch.setattr(machine_code, "_cores", lambda: cores)
+def test_as_many_processes_as_cores_begin_with_different_calls(cores, first_calls):
     begun = ""
     for number in range(4):
         called: list[str] = []
         calls = [lambda name=name, called=called: called.append(name) for name in "abc"]
-        machine_code.prepare(calls, number, lambda line: None)
+        machine_code.prepare(calls, number, lambda line: None, cores)
         begun += called[0]
         assert sorted(called) == ["a", "b", "c"]
     assert begun == first_calls

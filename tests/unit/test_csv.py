@@ -34,9 +34,16 @@ def written(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("rows", [1, 2, 1000])
-def test_columns_by_name_and_classes_by_theirs(written, monkeypatch, rows):
-    monkeypatch.setattr(csv_file, "ROWS", rows)
+def test_more_rows_than_are_converted_at_a_time(written):
+    rows = [f"{number},{number % 3}" for number in range(csv_file.ROWS + 9)]
+    x, y = data.load(written("\n".join(["a,y", *rows]))).arrays()
+    assert (x[:, 0] == np.arange(len(rows))).all() and (y == np.arange(len(rows)) % 3).all()
+    rows[-1] += ",0"
+    with pytest.raises(UserError, match=f"line {len(rows) + 1}: 3 cells: must be 2, as in line 1"):
+        data.load(written("\n".join(["a,y", *rows])))
+
+
+def test_columns_by_name_and_classes_by_theirs(written):
     table = data.load(written(PEOPLE), x=["age", "height", "smokes"])
     x, y = table.read(np.array([2, 0]))
     assert x.dtype == np.float32 and np.allclose(x, [[7, -1e-3, 0], [30, 1.5, 1]])

@@ -325,9 +325,8 @@ def test_what_is_no_id_and_no_row_is_refused():
     assert (len(table), table.samples) == (0, 0)
 
 
-def test_a_server_has_room_for_so_many_rows_only(monkeypatch):
-    monkeypatch.setattr("parallel_sgd.embedding.records.MAX_RECORDS", 3)
-    records = Records(())
+def test_a_server_has_room_for_so_many_rows_only():
+    records = Records((), most=3)
     rows = np.full(4, -1, np.int32)
     with pytest.raises(UserError, match=r"^4 rows on one server: at most 3 are possible"):
         records.insert(np.arange(4), rows, 0)
