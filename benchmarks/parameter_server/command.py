@@ -61,15 +61,8 @@ def main(options: argparse.Namespace) -> Report:
 
 
 def _dense(report: Report, options: argparse.Namespace) -> None:
-    updates = _on_ranks(
-        dense.WORKERS + options.servers,
-        "dense",
-        {
-            "values": options.values,
-            "cases": dense.cases_here(options.servers),
-            **_effort(options),
-        },
-    )
+    asked = {"values": options.values, "cases": dense.cases_here(options.servers)}
+    updates = _on_ranks(dense.WORKERS + options.servers, "dense", asked | _effort(options))
     rows = [
         (f"{name}, 32 bit, beside {peer}", ours, words, peer)
         for name, ours in (("learner.step", "learner, 1"), ("the client's push alone", "client"))

@@ -22,7 +22,7 @@ from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
 from ..on_ranks import ONE_THREAD, on_hosts, on_ranks
-from ..timing import median_s
+from ..timing import median_s, seconds_of
 from .contenders import BATCH, CONTENDERS, PERIOD, data, model
 
 LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
@@ -158,45 +158,39 @@ def _turn(
     contender = CONTENDERS[name]
     parameters = model().parameters
     noise = np.random.default_rng(comm.rank).standard_normal(parameters.flat.size, np.float32)
-    comm.barrier()
-    starting = time.perf_counter()
     optimizer = OPTIMIZERS[contender.optimizer].make(Linear({0: LR}))
-    learner = Learner(parameters, optimizer, contender.algorithm, comm)
-    started = time.perf_counter()
+    learners: list[Learner] = []
+    comm.barrier()
+    start_s = seconds_of(
+        lambda: learners.append(Learner(parameters, optimizer, contender.algorithm, comm))
+    )
+    (learner,) = learners
     if learner.serves:
         learner.finish()
         learner.close()
         return None
     workers = learner.comm
 
-    def take(count: int) -> None:
-        for _ in range(count):
-            until = time.perf_counter() + gradient_s
-            learner.gradient.flat[...] = noise
-            _wait(until)
-            learner.announce(BATCH, BATCH * workers.size)
-            learner.step(samples=BATCH)
+    def step() -> None:
+        until = time.perf_counter() + gradient_s
+        learner.gradient.flat[...] = noise
+        _wait(until)
+        learner.announce(BATCH, BATCH * workers.size)
+        learner.step(samples=BATCH)
 
-    take(WARM_UP)
+    def evaluate() -> None:
+        with learner.evaluation():
+            _wait(time.perf_counter() + evaluation_s / workers.size)
+            workers.sum_integers(np.zeros(3, np.int64))
+
+    seconds_of(step, repeat=WARM_UP)
     workers.barrier()
-    begin = time.perf_counter()
-    take(steps)
-    stepped = time.perf_counter()
+    step_s = seconds_of(step, repeat=steps)
     workers.barrier()
-    evaluating = time.perf_counter()
-    with learner.evaluation():
-        _wait(time.perf_counter() + evaluation_s / workers.size)
-        workers.sum_integers(np.zeros(3, np.int64))
-    evaluated = time.perf_counter()
-    learner.finish()
-    finished = time.perf_counter()
+    times = {"start_s": start_s, "step_s": step_s, "evaluation_s": seconds_of(evaluate)}
+    times["finish_s"] = seconds_of(learner.finish)
     learner.close()
-    return {
-        "start_s": started - starting,
-        "step_s": (stepped - begin) / steps,
-        "evaluation_s": evaluated - evaluating,
-        "finish_s": finished - evaluated,
-    }
+    return times
 
 
 def _wait(until: float) -> None:

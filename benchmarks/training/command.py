@@ -32,12 +32,12 @@ from parallel_sgd.command_line.units import bits_per_s, rate_text
 
 from ..on_ranks import ONE_THREAD, on_hosts, on_ranks
 from ..report import load, positive
-from .contenders import CONTENDERS, TIMED, TIMED_MODULES, TO_LOSS, TO_LOSS_MODULES
+from .contenders import CONTENDERS, names_for
 from .costs import Memory, OwnCost
 from .step_times import StepTime
 from .summary import Results, Summary
 from .tasks import MANY, MODELS, MODULES
-from .to_loss import Learned, missing_runs, timed_for
+from .to_loss import Learned, missing_runs
 
 RATE = 1e9
 LONGEST_S = 24 * 3600.0  #: collectives have limits of their own
@@ -87,19 +87,18 @@ def main(options: argparse.Namespace) -> Summary:
         asked = {"wanted": wanted, "modules": modules}
         found = _on_all(options, math.inf, "training.to_loss", asked)
         results.runs += [Learned(**run) for run in found]
-    steppers = timed_for(names)
     if options.own_cost:
         for model in [*models, MANY]:
             cost = on_ranks(1, "training.costs:measure_own", {"model": model}, environ=ONE_THREAD)
             results.own_costs.append(OwnCost(**cost))
     if options.memory:
         for model in models:
-            for name in steppers:
+            for name in names:
                 asked = {"model": model, "name": name}
                 memory = _on_all(options, math.inf, "training.costs:measure_memory", asked)
                 results.memory.append(Memory(**memory))
     for rate in [math.inf] if options.here else options.rate:
-        asked = {"models": models, "rate": rate_text(rate), "names": steppers}
+        asked = {"models": models, "rate": rate_text(rate), "names": names}
         asked |= {"rounds": options.rounds, "modules": modules}
         found = _on_all(options, rate, "training.step_times", asked)
         results.times += [StepTime(**time) for time in found]
@@ -128,14 +127,11 @@ def _names(options: argparse.Namespace) -> list[str]:
         for name in options.models or ():
             if name not in MODELS:
                 raise UserError(f"--models {name} is PyTorch's: it goes with --torch")
-        for name in options.only or ():
-            if CONTENDERS[name].modules:
-                raise UserError(f"--only {name!r} trains PyTorch's models: it goes with --torch")
-    timed, to_loss = (TIMED_MODULES, TO_LOSS_MODULES) if options.torch else (TIMED, TO_LOSS)
-    names = options.only or (to_loss if options.to_loss else timed)
-    if options.to_loss and (others := [name for name in names if name not in to_loss]):
-        raise UserError(f"--only {others[0]!r} must be one of {'; '.join(to_loss)} with --to-loss")
-    return list(names)
+    names = names_for(options.torch, options.to_loss)
+    for name in options.only or ():
+        if name not in names:
+            raise UserError(f"--only {name!r} must be one of {'; '.join(names)} with these options")
+    return options.only or names
 
 
 def _torch_version() -> str:

@@ -73,13 +73,15 @@ class Results:
 
     def ways(self) -> dict[str, list[ToLoss]]:
         """Return the contenders' ways to every loss, by rate."""
-        goal, names = self.goal, [name for name in CONTENDERS if name in self.to_loss]
         return {
             rate: [
-                way for name in names for way in to_losses(goal, name, times, self.runs, self.hosts)
+                way
+                for name, time in times.items()
+                if name in self.to_loss
+                for way in to_losses(self.goal, name, time.seconds, self.runs)
             ]
-            for rate, times in self.by_rate(goal.task).items()
-            if names
+            for rate, times in self.by_rate(self.goal.task).items()
+            if self.to_loss
         }
 
 

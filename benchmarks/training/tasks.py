@@ -39,7 +39,6 @@ SIDE = 28  #: of an image
 class Task:
     """
     Attributes:
-        title: for people.
         model: with the initial parameters of `seed`, the same on every call.
         minibatches: x [steps, batch, inputs] and y [steps, batch] for rank, ranks and seed; step t
             takes the t-th minibatch, and after the last the first again.
@@ -47,7 +46,6 @@ class Task:
         batch: samples of each rank in a minibatch.
     """
 
-    title: str
     model: Callable[..., MLP | nn.Module]
     minibatches: Callable[[int, int, int], tuple[Array, Array]]
     test: Callable[[], tuple[Array, Array]] | None = None
@@ -135,8 +133,7 @@ def _resnet(seed: int = SEED) -> nn.Module:
 
 
 def _mlp(width: int) -> Task:
-    sizes = [INPUTS, width, width, CLASSES]
-    return Task(f"MLP {'-'.join(map(str, sizes))}", partial(MLP, sizes, seed=SEED), _synthetic)
+    return Task(partial(MLP, [INPUTS, width, width, CLASSES], seed=SEED), _synthetic)
 
 
 MODELS = {"5M": _mlp(1792), "24M": _mlp(4512)}
@@ -146,12 +143,11 @@ BYTES = "bytes"
 
 MODULES = MODELS | {
     "transformer": Task(
-        f"byte transformer, 6 layers of width 256, {SEQUENCES} sequences of {SEQUENCE}",
         partial(_transformer, width=256, layers=6, heads=4),
         partial(_sequences, SYNTHETIC),
         batch=SEQUENCES,
     ),
-    "ResNet": Task("ResNet of 28x28", _resnet, _images),
+    "ResNet": Task(_resnet, _images),
 }
 """The same, and of PyTorch alone: 4.9 million parameters in 77 tensors, and 0.2 in 47 behind
 convolutions."""
@@ -168,14 +164,12 @@ TASKS = MODULES | {
     ),
     SMALL: _mlp(16),
     TEXT: Task(
-        "next byte of Python's library, transformer, 2 layers of width 96",
         partial(_transformer, width=96, layers=2, heads=4),
         partial(_sequences, STEPS),
         _sequences_tested,
         batch=SEQUENCES,
     ),
     BYTES: Task(
-        "next byte of Python's library, MLP 8x16-1024-1024-256",
         partial(ByteLanguageModel, CONTEXT, 16, [1024, 1024], seed=SEED),
         partial(_bytes, STEPS),
         _bytes_tested,

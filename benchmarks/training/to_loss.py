@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from parallel_sgd import Communicator
 
 from ..study import Search
 from .contenders import CONTENDERS, PERIOD
-from .step_times import StepTime
-from .tasks import BYTES, TASKS, TEXT
+from .tasks import BYTES, TEXT
 from .turns import Ranks, playing
 
 EVERY = PERIOD  #: steps between two looks at the test loss
@@ -120,23 +118,6 @@ def tuned(ranks: Ranks, goal: Goal, name: str) -> float:
     return START_LR * 2.0**search.best
 
 
-def timed_for(names: Iterable[str]) -> list[str]:
-    """Return the contenders whose times give the seconds of all of these."""
-    parts = [[part for _, part in CONTENDERS[name].timed_as] or [name] for name in names]
-    return list(dict.fromkeys(part for several in parts for part in several))
-
-
-def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) -> float:
-    """Return the seconds of a contender's first steps."""
-    parts = CONTENDERS[name].timed_as or ((0, name),)
-    together = ranks * TASKS[times[parts[0][1]].model].batch
-    starts = [samples / together for samples, _ in parts]
-    return sum(
-        max(0.0, min(steps, end) - start) * times[part].seconds
-        for (_, part), (start, end) in zip(parts, pairwise([*starts, math.inf]), strict=True)
-    )
-
-
 class ToLoss(NamedTuple):
     """A contender's way to a test loss.
 
@@ -153,15 +134,13 @@ class ToLoss(NamedTuple):
     seconds: float
 
 
-def to_losses(
-    goal: Goal, name: str, times: Mapping[str, StepTime], runs: Sequence[Learned], ranks: int
-) -> list[ToLoss]:
-    """Return a contender's way to every target, on links with these step times."""
+def to_losses(goal: Goal, name: str, step_s: float, runs: Sequence[Learned]) -> list[ToLoss]:
+    """Return a contender's way to every target, by steps of `step_s` seconds."""
     own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
     found = []
     for target in goal.targets:
         steps = statistics.median(run.steps_to(target) for run in own)
         if not (reached := steps < math.inf):
             steps = statistics.median(run.steps for run in own)
-        found.append(ToLoss(name, target, reached, steps, seconds(name, steps, times, ranks)))
+        found.append(ToLoss(name, target, reached, steps, steps * step_s))
     return found

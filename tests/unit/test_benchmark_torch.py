@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.training import costs, tasks
-from benchmarks.training.contenders import CONTENDERS, HOOKED, PERIOD, PLAIN, TIMED, TIMED_MODULES
+from benchmarks.training.contenders import CONTENDERS, PERIOD, PLAIN, names_for
 from benchmarks.training.turns import Ranks, playing
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.models import MLP, ByteLanguageModel
@@ -68,13 +68,9 @@ def test_a_module_has_the_initial_values_of_its_seed_on_every_rank():
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
-def test_everybody_is_in_one_table():
-    assert set(TIMED_MODULES) <= set(CONTENDERS)
-    assert {name for name in CONTENDERS if CONTENDERS[name].modules} <= set(TIMED_MODULES)
-    assert not any(CONTENDERS[name].modules for name in TIMED)
-
-
-@pytest.mark.parametrize("name", [name for name in TIMED_MODULES if CONTENDERS[name].algorithm])
+@pytest.mark.parametrize(
+    "name", [name for name in names_for(True, False) if CONTENDERS[name].algorithm]
+)
 def test_our_learner_learns_and_ends_with_one_model(name):
     def rank(comm):
         with Ranks(comm, modules=True).training(name, "mlp", 0.002) as turn:
@@ -108,7 +104,9 @@ def test_all_take_the_very_steps_of_pytorchs_ddp(ranks, name, task):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("name", [*HOOKED, "our hook, 1 bit"])
+@pytest.mark.parametrize(
+    "name", ["DDP, fp16", "DDP, PowerSGD rank 4", "DDP, post-local SGD", "our hook, 1 bit"]
+)
 def test_hooks_learn(name):
     with ALONE_MODULES.training(name, "mlp", 0.002) as turn:
         losses, state = turn.steps(PERIOD)[1], turn.trainer.state
