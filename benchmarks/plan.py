@@ -16,24 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from parallel_sgd import Communicator, Parameters
-from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd import Communicator
 from parallel_sgd.command_line.cluster import payload_rate
 from parallel_sgd.command_line.units import bits_per_s, rate_text
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
-from parallel_sgd.exchange import ExchangeOptions
 from parallel_sgd.launcher.host_resources import usable_cores
 
 from .on_ranks import on_hosts
 from .report import Report, positive
-from .timing import in_turn, median_s
+from .timing import median_s
 
 MEGABYTES = (1, 10, 100)
 AIM = 0.15  #: of an error
-
-SECONDS = 0.6  #: of an exchange's rounds together, about
-LEAST, MOST = 3, 40  #: rounds
+SUMS = "exchange.sums"
 
 MESSAGES, ROUNDS = 200, 9
 LARGE = 16 << 20  #: bytes
@@ -54,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Report:
     link, speeds = measured_link(options.rate), measure_kernel_speeds()
-    sizes = [mb * 250_000 for mb in options.megabytes]
     report = Report(
         f"exchanges on emulated hosts, links of {rate_text(options.rate)}, measured against "
         f"predicted; {usable_cores()} cores"
@@ -63,14 +58,19 @@ def main(options: argparse.Namespace) -> Report:
     report.add("a core's time for a message", link.message_s * 1e6, "us", "two hosts", None)
     report.add("a core's time for a megabyte", link.core_s_per_byte * 1e12, "us", "two hosts", None)
     errors = []
-    for count in options.hosts:
-        asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
-        for exchange in on_hosts(count, options.rate, "plan", asked):
-            values, bits, seconds = (exchange[name] for name in ("values", "bits", "seconds"))
+    cases = {
+        str(bits): {"gradient_bits": bits, "transport": options.transport} for bits in options.bits
+    }
+    asked = {"sizes": [mb * 250_000 for mb in options.megabytes], "rounds": 3, "cases": cases}
+    for count, of_size in (
+        (k, size) for k in options.hosts for size in on_hosts(k, options.rate, SUMS, asked)
+    ):
+        for bits in options.bits:
+            values, seconds = of_size["values"], of_size["seconds"][str(bits)]
             predicted = exchange_s(
                 *(values, bits, count, link, speeds),
                 cores_per_rank=usable_cores() / count,
-                pipelined=exchange["pipelined"],
+                pipelined=of_size["plans"][str(bits)]["transport"] == "pipelined",
             ).total_s
             error = predicted / seconds - 1
             errors.append(abs(error))
@@ -80,30 +80,6 @@ def main(options: argparse.Namespace) -> Report:
     for name, error in (("largest", max(errors)), ("median", statistics.median(errors))):
         report.add(f"{name} error", 100 * error, "%", f"aim: {100 * AIM:g} %", error / AIM)
     return report
-
-
-def measure(
-    comm: Communicator, sizes: list[int], bits: list[float], transport: str
-) -> list[dict[str, Any]]:
-    """Return the seconds of an exchange by size and bits, and whether the exchange is pipelined."""
-    return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
-
-
-def _exchange(comm: Communicator, values: int, bits: float, transport: str) -> dict[str, Any]:
-    parameters = Parameters({"W": np.zeros(values, np.float32)})
-    gradient = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
-    total = gradient.copy()
-    options = ExchangeOptions(gradient_bits=bits, transport=transport)
-    exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
-    how: dict[str, Any] = {"before": lambda: np.copyto(total, gradient), "warm_up": 0}
-    estimate = in_turn({"": lambda: exchange.sum(total)}, 2, comm, **how)[""][-1]
-    rounds = max(LEAST, min(MOST, round(SECONDS / estimate)))
-    return {
-        "values": values,
-        "bits": bits,
-        "seconds": median_s(lambda: exchange.sum(total), rounds, comm, **how),
-        "pipelined": exchange.plan.transport == "pipelined",
-    }
 
 
 def measured_link(rate: float) -> Link:

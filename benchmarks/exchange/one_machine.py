@@ -1,17 +1,13 @@
 """Inside one machine: bytes against the theory, seconds against MPI_Allreduce.
 
 Theory, in bytes sent by a rank: 2 (K-1)/K n (b/8 + 4/block) for 4 and 8 bits, 2 (K-1)/K n b/8 for
-all more; an entropy code is within some percent of this. MPI_Allreduce of the same vector in
-float32 runs in turn with our sums, in the same ranks. A step of a tiny model shows the cost of
+all more; an entropy code is within some percent of this. A step of a tiny model shows the cost of
 everything beside the MPI calls.
 """
 
 from __future__ import annotations
 
-import statistics
 import tracemalloc
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +20,8 @@ from parallel_sgd.exchange import ExchangeOptions
 
 from ..on_ranks import on_ranks
 from ..report import Report
-from ..timing import in_turn, median_s
+from ..timing import Call, median_s
+from .sums import ALLREDUCE, measure_size
 
 BITS: tuple[Any, ...] = registered_bits()
 TINY = 650  #: parameters of a softmax regression on digits
@@ -37,7 +34,7 @@ def compared(k: int, n: int, rounds: int) -> Report:
     ms = {name: 1e3 * seconds for name, seconds in measured["seconds"].items()}
     for bits in BITS:
         name, peer = f"{bits} bit, time", "MPI_Allreduce of float32"
-        report.compare(name, ms[f"{bits}, collective"], "ms", peer, ms["allreduce"])
+        report.compare(name, ms[f"{bits}, collective"], "ms", peer, ms[ALLREDUCE])
     for bits in BITS:
         name, peer = f"{bits} bit, transport pipelined, time", "transport collective"
         report.compare(name, ms[f"{bits}, pipelined"], "ms", peer, ms[f"{bits}, collective"])
@@ -61,32 +58,21 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
     """Measure on all ranks; times are medians over the rounds of the slowest rank."""
     from mpi4py import MPI
 
-    random = np.random.default_rng(comm.rank)
-    parameters = Parameters({"W": np.zeros(values, np.float32)})
-    gradient = random.standard_normal(values, np.float32)
-    total = np.empty_like(gradient)
     memory = {size: _extra_memory(size, comm) for size in (10**6, values)}
-    exchanges: dict[str, ExchangeState] = {}
-    for bits in BITS:
-        for transport in ("collective", "pipelined"):
-            options = ExchangeOptions(gradient_bits=bits, transport=transport)
-            exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
-            exchanges[f"{bits}, {transport}"] = exchange
-    calls: dict[str, Callable[[], object]] = {
-        "allreduce": lambda: MPI.COMM_WORLD.Allreduce(gradient, total),
-        **{name: partial(exchange.sum, total) for name, exchange in exchanges.items()},
+    cases = {
+        f"{bits}, {transport}": {"gradient_bits": bits, "transport": transport}
+        for bits in BITS
+        for transport in ("collective", "pipelined")
     }
-    times = in_turn(calls, rounds, comm, before=lambda: np.copyto(total, gradient))
-    few, sums = gradient[:TINY].copy(), np.empty(TINY, np.float32)
-    tiny: dict[str, Callable[[], object]] = {
+    few, sums = np.ones(TINY, np.float32), np.empty(TINY, np.float32)
+    tiny: dict[str, Call] = {
         "32 bit": _tiny_step(comm, 32),
         "1 bit": _tiny_step(comm, 1),
         "allreduce": lambda: MPI.COMM_WORLD.Allreduce(few, sums),
         "alone": _tiny_step(Communicator.single(), 1),
     }
     return {
-        "seconds": {name: statistics.median(of_case) for name, of_case in times.items()},
-        "bytes": {name: e.bytes_sent / (rounds + 1) for name, e in exchanges.items()},
+        **measure_size(comm, values, rounds, cases),
         "memory_per_parameter": memory,
         "tiny": {name: median_s(call, 5, comm, repeat=500) for name, call in tiny.items()},
     }
@@ -106,7 +92,7 @@ def _extra_memory(size: int, comm: Communicator) -> float:
     return (after - before) / size
 
 
-def _tiny_step(comm: Communicator, bits: int) -> Callable[[], object]:
+def _tiny_step(comm: Communicator, bits: int) -> Call:
     parameters = Parameters({"W": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)})
     learner = Learner(parameters, SGD(lr=1e-3), DataParallelSGD(gradient_bits=bits), comm)
     gradient = np.random.default_rng(comm.rank).standard_normal(TINY).astype(np.float32)

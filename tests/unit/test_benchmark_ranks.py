@@ -11,7 +11,7 @@ from benchmark_players import options_of
 
 from benchmarks import plan
 from benchmarks.exchange import command as exchange
-from benchmarks.exchange import links, one_machine
+from benchmarks.exchange import links, one_machine, sums
 from benchmarks.parameter_server import bare, dense, sparse
 from benchmarks.parameter_server import command as parameter_server
 from parallel_sgd import Communicator, Parameters, UserError, simulate
@@ -80,10 +80,10 @@ CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "bot
 OF_SIZE = {
     "values": 25_000_000,
     "seconds": {
-        **dict.fromkeys((links.ALLREDUCE, *links.OURS), 1.0),
+        **dict.fromkeys(("MPI_Allreduce", *links.CASES), 1.0),
         **{"1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5, "gloo": 8.0},
     },
-    "auto": {"gradient_bits": {"4": 1}, "transport": "pipelined"},
+    "plans": {"auto": {"gradient_bits": {"4": 1}, "transport": "pipelined"}},
 }
 #: What the ranks answer, by function.
 MEASURED = {
@@ -100,19 +100,25 @@ MEASURED = {
         "served": dict.fromkeys(CASES, 2e6),
     },
     "exchange.one_machine": {
-        "seconds": {"allreduce": 0.064, **SUMS, **PIPELINED},
+        "seconds": {"MPI_Allreduce": 0.064, **SUMS, **PIPELINED},
         "bytes": {**SUMS, "1, collective": 2000 / 8},
         "memory_per_parameter": {"1000000": 7.0},
         "tiny": {"1 bit": 2e-5, "32 bit": 3e-5, "allreduce": 1e-5, "alone": 1e-5},
     },
-    "exchange.links": [OF_SIZE],
     "plan:measure_link": LINK,
-    "plan": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
 }
 EFFORT, LONGER = {"rounds": 7, "seconds": 0.5}, {"rounds": 7, "seconds": 2.0}
 HERE = {"values": 1 << 20, "cases": dense.cases_here(2), **EFFORT}
 ON_HOSTS = {"values": 1 << 20, "cases": dense.cases_on_hosts(4), **LONGER}
 SLOW_WORKER = (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3})
+OF_PLAN = {
+    "values": 250_000,
+    "seconds": {"32": 2 * PREDICTED_S},
+    "plans": {"32": {"transport": "collective"}},
+}
+OVER_LINKS = {"sizes": [25_000_000], "rounds": 5, "cases": links.CASES, "gloo": True}
+OF_MODEL = {"sizes": [250_000], "rounds": 3}
+OF_MODEL["cases"] = {"32": {"gradient_bits": 32, "transport": "auto"}}
 LIMIT_S = 25e6 / payload_rate(1e9)  #: of a byte a value: each of two hosts sends that much
 
 
@@ -155,7 +161,7 @@ LIMIT_S = 25e6 / payload_rate(1e9)  #: of a byte a value: each of two hosts send
         ),
         (
             "exchange --hosts 2 --values 25M --rate 1gbit",
-            [((2, 1e9), "exchange.links", {"sizes": [25_000_000], "rounds": 5})],
+            [((2, 1e9), "exchange.sums", OVER_LINKS)],
             {
                 "100 MB, 32 bit, pipelined": 4 / (4 * LIMIT_S),
                 "100 MB, gloo": 8 / (4 * LIMIT_S),
@@ -169,7 +175,7 @@ LIMIT_S = 25e6 / payload_rate(1e9)  #: of a byte a value: each of two hosts send
             "plan --hosts 2 --megabytes 1 --bits 32",
             [
                 ((2, math.inf), "plan:measure_link", {}),
-                ((2, 1e9), "plan", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
+                ((2, 1e9), "exchange.sums", OF_MODEL),
             ],
             {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
         ),
@@ -182,6 +188,8 @@ def test_reports_compare_what_was_measured(monkeypatch, line, expected, ratios):
 
     def answer(where, function, options, **_):
         asked.append((where, function, options))
+        if function == "exchange.sums":
+            return [OF_SIZE if options["cases"] is links.CASES else OF_PLAN]
         return MEASURED[function]
 
     def on_hosts(count, rate, function, options, **_):
@@ -202,41 +210,41 @@ def test_reports_compare_what_was_measured(monkeypatch, line, expected, ratios):
 def test_sums_have_their_turns_one_after_the_other(monkeypatch):
     """The first round does not count, nor does the first sum of a turn."""
     turns, seconds = [], iter(range(1, 1000))
-    calls = {name: lambda name=name: turns.append(name) for name in ("auto", "1 bit, collective")}
-    monkeypatch.setattr(links, "_calls", lambda *a: (calls, {}))
-    monkeypatch.setattr(links, "seconds_of", lambda call, comm: call() or next(seconds))
-    measured = links.measure_size(Communicator.single(), 2_500_000, 2, with_gloo=False)
-    assert turns == 3 * [name for name in calls for _ in range(5)]
-    assert measured["seconds"] == {"auto": 18.5, "1 bit, collective": 23.5}
-    sizes = (1000, 250_000, 2_500_000, 25_000_000)
-    assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
+    peers = {name: lambda name=name: turns.append(name) for name in "ab"}
+    monkeypatch.setattr(sums, "_peers", lambda total, gloo: peers)
+    monkeypatch.setattr(sums, "_vector_of", lambda rank, values: np.ones(values, np.float32))
+    monkeypatch.setattr(sums, "seconds_of", lambda call, comm: call() or next(seconds))
+    measured = sums.measure_size(Communicator.single(), 2_500_000, 2, {})
+    assert turns == 3 * [name for name in "ab" for _ in range(5)]
+    assert measured["seconds"] == {"a": 18.5, "b": 23.5}
+    assert [sums.times(values) for values in (1000, 250_000, 25_000_000)] == [8, 8, 1]
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "message"),
+    ("bits", "wrong", "message"),
     [
-        ("32 bit, collective", 0.0, None),
-        ("MPI_Allreduce", 0.1, "has not summed up: relative error 0.0"),
-        ("gloo", 0.1, "has not summed up"),
-        ("1 bit, pipelined", 0.1, "has left other sums on some ranks than on others"),
+        (32, 0.0, None),
+        (32, 0.1, "a sum has not summed up: relative error 0.0"),
+        (None, 0.1, "a sum has not summed up"),
+        (1, 0.1, "a sum has left other sums on some ranks than on others"),
     ],
 )
-def test_a_sum_that_is_wrong_ends_the_benchmark(name, wrong, message):
+def test_a_sum_that_is_wrong_ends_the_benchmark(bits, wrong, message):
     def body(comm):
-        given, total = links._vector_of(comm.rank, 5000), np.empty(5000, np.float32)
+        given, total = sums._vector_of(comm.rank, 5000), np.empty(5000, np.float32)
 
         def call():
-            total[:] = sum(links._vector_of(k, 5000) for k in range(comm.size))
+            total[:] = sum(sums._vector_of(k, 5000) for k in range(comm.size))
             total[7] += wrong
             total[-8:] += wrong * comm.rank
 
         try:
-            return len(links.turn(comm, name, call, given, total))
+            return len(sums.turn(comm, "a sum", call, given, total, bits))
         except UserError as error:
             return str(error)
 
     for outcome in simulate(3, body):
-        assert f"{name} {message}" in outcome if message else outcome == 8
+        assert message in outcome if message else outcome == 8
 
 
 @pytest.mark.parametrize(
