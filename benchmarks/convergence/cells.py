@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .contenders import ALGORITHMS, BEGINNINGS, CONTENDERS, GRADIENTS
+from .contenders import ALGORITHMS, BEGINNINGS, CONTENDERS, GRADIENTS, Options
 from .optimizers import OPTIMIZERS
-from .task import Task
 from .tasks import TASKS
+from .training import Run
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,14 @@ class Cell:
         start = self.start or OPTIMIZERS[optimizer].start
         return start * FACTORS.get((optimizer, contender), 1)
 
-    def title(self, task: Task) -> str:
+    def run(self, line: Line, lr: float, options: Options) -> Run:
+        """Return the run of a line with the first seed."""
+        optimizer, samples = self.optimizer_of(line.contender), TASKS[self.task].budget(line.ranks)
+        return Run(self.task, line.contender, optimizer, line.ranks, lr, options, 0, samples)
+
+    @property
+    def title(self) -> str:
+        task = TASKS[self.task]
         if self.ranks is None:
             return task.title
         steps = f"{task.steps_on(self.ranks)} steps of {self.optimizer}"

@@ -160,7 +160,7 @@ def _panels(
     groups: Groups, path: Path, title: str, columns: int = 2
 ) -> Iterator[list[tuple[Task, Sequence[Result], Axes]]]:
     """Open a panel for each cell. {} in the title is the number of seeds."""
-    titles: dict[Cell, str] = {cell: cell.title(TASKS[cell.task]) for cell in groups}
+    titles: dict[Cell, str] = {cell: cell.title for cell in groups}
     seeds = len(next(iter(groups.values()))[0].final)
     with panels(titles, path, title.format(seeds), columns=columns) as grid:
         yield [(TASKS[cell.task], groups[cell], axes) for cell, axes in grid.items()]

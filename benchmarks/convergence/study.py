@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +28,17 @@ UNIT_GAIN: Options = (("block_momentum", 0.8), ("block_learning_rate", 0.2))
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A learning rate, and options of the algorithm.
-
-    Attributes:
-        at_edge: the rate is the first or last of the grid: a better rate may lie beyond.
-    """
-
-    lr: float
-    options: Options = ()
-    at_edge: bool = False
-
-
-@dataclass(frozen=True)
 class Result:
     """
     Attributes:
         line: of the table.
-        setting: of the runs.
+        run: of the first seed.
         curves: [seeds, points], test losses in nats.
         bytes_sent: by all ranks together in a run, on average.
     """
 
     line: Line
-    setting: Setting
+    run: Run
     curves: npt.NDArray[np.float64]
     bytes_sent: int
 
@@ -95,43 +82,36 @@ class Tuner:
         Raises:
             MissingRun: see `Runs.outcomes_of`.
         """
-        setting = self.setting(cell, line)
-        outcomes = self.runs.outcomes_of(runs_of(cell, line, setting, range(self.seeds)))
+        run = self.run(cell, line)
+        outcomes = self.runs.outcomes_of([replace(run, seed=seed) for seed in range(self.seeds)])
         curves = [outcome.losses for outcome in outcomes]
         sent = [outcome.bytes_sent for outcome in outcomes if outcome.bytes_sent] or [0]
-        return Result(line, setting, np.array(curves), round(sum(sent) / len(sent)))
+        return Result(line, run, np.array(curves), round(sum(sent) / len(sent)))
 
-    def setting(self, cell: Cell, line: Line) -> Setting:
-        """Return the rate and options of a line."""
+    def run(self, cell: Cell, line: Line) -> Run:
+        """Return the run of a line with the first seed."""
         if line.rates == "tuned":
             return self.tuned(cell, line)
         peer = Line(CONTENDERS[line.contender].peer or "", line.ranks, "tuned")
-        setting = self.tuned(cell, next(cell.lines()) if line.rates == "equal" else peer)
-        return Setting(setting.lr, UNIT_GAIN if line.rates == "gain 1" else setting.options)
+        tuned = self.tuned(cell, next(cell.lines()) if line.rates == "equal" else peer)
+        options = UNIT_GAIN if line.rates == "gain 1" else tuned.options
+        return cell.run(line, tuned.lr, options)
 
-    def tuned(self, cell: Cell, line: Line) -> Setting:
-        """Return the options and the rate with the least mean loss on unreported seeds."""
+    def tuned(self, cell: Cell, line: Line) -> Run:
+        """Return the run with the options and the rate of least mean loss on unreported seeds."""
         grid = OPTIMIZERS[cell.optimizer_of(line.contender)].rates
         start = grid.index(cell.start_of(line.contender))
         count = self.tuning_seeds or TASKS[cell.task].tuning_seeds
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + count)
-        found: dict[Setting, float] = {}
+        found: dict[Run, float] = {}
         for options in CONTENDERS[line.contender].tuned:
 
             def runs_at(i: int, options: Options = options) -> list[Run]:
-                return runs_of(cell, line, Setting(grid[i], options), seeds)
+                return [replace(cell.run(line, grid[i], options), seed=seed) for seed in seeds]
 
             search = self.runs.search(start, len(grid), runs_at, lambda one: one.losses[-1])
-            best = search.best
-            setting = Setting(grid[best], options, best in (0, len(grid) - 1))
-            found[setting] = search.scores[best]
+            found[cell.run(line, grid[search.best], options)] = search.scores[search.best]
         return min(found, key=found.__getitem__)
-
-
-def runs_of(cell: Cell, line: Line, setting: Setting, seeds: Iterable[int]) -> list[Run]:
-    optimizer, samples = cell.optimizer_of(line.contender), TASKS[cell.task].budget(line.ranks)
-    how = optimizer, line.ranks, setting.lr, setting.options
-    return [Run(cell.task, line.contender, *how, seed, samples) for seed in seeds]
 
 
 def results_of(cells: Iterable[Cell], tuner: Tuner, ranks: Sequence[int] | None = None) -> Groups:
@@ -165,7 +145,7 @@ class Study(Report):
         for cell, results in groups.items():
             task = TASKS[cell.task]
             minibatch = f"a rank's minibatch {task.minibatch}"
-            title = f"{cell.title(task)}: {minibatch}, margin ±{task.margin:g}"
+            title = f"{cell.title}: {minibatch}, margin ±{task.margin:g}"
             self.tables[title] = [_row(task, result, results) for result in results]
 
     def print(self) -> None:
@@ -203,7 +183,8 @@ def peer_of(result: Result, results: Sequence[Result]) -> Result | None:
 
 def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str]:
     """Return a line of the table by columns."""
-    line, setting = result.line, result.setting
+    line, run, grid = result.line, result.run, OPTIMIZERS[result.run.optimizer].rates
+    at_edge = line.rates == "tuned" and run.lr in (grid[0], grid[-1])
     first, peer, bits = results[0], peer_of(result, results), result.bits_sent(task)
     less = compare(result.final, first.final, task.margin)
     diverged = int((result.final >= round(task.worst[0], 4)).sum())
@@ -211,8 +192,8 @@ def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str
         "": result.title,
         "K": str(line.ranks),
         "rates": line.rates,
-        "lr": f"{setting.lr:g}{'*' * setting.at_edge}",
-        "η": "".join(f"{m:g}" for name, m in setting.options if name == "block_momentum"),
+        "lr": f"{run.lr:g}{'*' * at_edge}",
+        "η": "".join(f"{m:g}" for name, m in run.options if name == "block_momentum"),
         "bits sent": f"{bits:.2f}" if bits else "",
         "a quarter in": f"{result.curves[:, task.points // 4 - 1].mean():.4f}",
         "test loss": f"{result.final.mean():.4f}",

@@ -19,7 +19,7 @@ from benchmarks.convergence.cells import OF_ALGORITHMS, OF_COMPRESSION, Cell, Li
 from benchmarks.convergence.contenders import ALGORITHMS, BEGINNINGS, BLOCK
 from benchmarks.convergence.optimizers import OPTIMIZERS
 from benchmarks.convergence.runs import load, write
-from benchmarks.convergence.study import Setting, Tuner, results_of
+from benchmarks.convergence.study import Study, Tuner, results_of
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.top_k import ONE_OF, TopK
 from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
@@ -29,7 +29,7 @@ from parallel_sgd.compression import registered_bits
 
 VERDICT = r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\) (equivalent|better|worse|undecided)"
 POINTS = TASKS["digits"].points
-DIGITS, SERIAL = OF_ALGORITHMS[0], Line("serial", 1, "tuned")
+DIGITS = OF_ALGORITHMS[0]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,8 @@ def test_the_origins_of_rates():
             ("BMUF", "gain 1", 0.8, {"block_momentum": 0.8, "block_learning_rate": 0.2}),
             ("BMUF 4 bits", "as 32 bits", 0.1, {"block_momentum": 0.5}),
         ):
-            found = tuner.setting(DIGITS, Line(name, 8, rates))
-            assert found == Setting(pytest.approx(lr), tuple(options.items()))
-    with Runs(lambda run: Outcome((run.lr,), 1)) as runs:
-        assert Tuner(runs).setting(DIGITS, SERIAL) == Setting(0.0125, at_edge=True)
+            run = tuner.run(DIGITS, Line(name, 8, rates))
+            assert run.lr == pytest.approx(lr) and run.options == tuple(options.items())
 
 
 def test_what_is_not_complete_is_dropped(capsys):
@@ -161,6 +159,8 @@ def test_what_is_not_complete_is_dropped(capsys):
     assert ("1 bit", "tuned") in found and ("1 bit", "as 32 bits") not in found
     assert ("32 bits", "equal") not in found
     assert "a bug" in capsys.readouterr().err
+    (rows,) = Study({DIGITS: results}, 2, {}).tables.values()
+    assert rows[0]["lr"] == "0.0125*"  # all losses are equal: the search ends at the edge
     with Runs(partial(outcome, "serial")) as runs:
         assert not results_of([DIGITS], Tuner(runs, 2), [4])
 
