@@ -9,40 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from parallel_sgd.data import Dataset
+from parallel_sgd.data import Arrays, Dataset
 
 Score = tuple[float, float]  #: mean loss over the samples in nats; wrong samples in %
 
 
-class Held(Dataset):
-    """Checked samples in memory. Reading costs next to nothing: a simulated run reads a thousand
-    times a second."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def read(
-        self, indexes: Any, *, dtype: Any = None, classes: int | None = None
-    ) -> tuple[Any, Any]:
-        return self.x[indexes], self.y[indexes]
-
-    def __repr__(self) -> str:
-        return f"Held({len(self)} samples)"
-
-
 def some_of(
     parts: tuple[Dataset, Dataset], wanted: tuple[int, int], seed: int
-) -> tuple[Held, Held]:
+) -> tuple[Arrays, Arrays]:
     """Draw samples of a training and a test set from a seed, as many as wanted of each."""
     random = np.random.default_rng((seed, 2))
     train, test = (
         part.read(random.choice(len(part), count, replace=False, shuffle=False), dtype=None)
         for part, count in zip(parts, wanted, strict=True)
     )
-    return Held(*train), Held(*test)
+    return Arrays(*train), Arrays(*test)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd.data import (
+    Arrays,
     digits,
     library_sequences,
     library_source,
 )
 from parallel_sgd.models import MLP, ByteLanguageModel
 
-from .task import Held, Task, some_of
+from .task import Task, some_of
 
 DIGITS_TESTED = 261  # leaves 1536 to train on: a whole number of minibatches for up to 64 ranks
 CONTEXT = 8  #: bytes from which the next one is predicted
@@ -26,15 +27,15 @@ _library = cache(partial(library_source, CONTEXT))
 _library_sequences = cache(partial(library_sequences, SEQUENCE))
 
 
-def _digits(seed: int, samples: int) -> tuple[Held, Held]:
+def _digits(seed: int, samples: int) -> tuple[Arrays, Arrays]:
     train, test = digits(test=DIGITS_TESTED, seed=seed)
-    return Held(*train.arrays()), Held(*test.arrays())
+    return Arrays(*train.arrays()), Arrays(*test.arrays())
 
 
-def _bytes(seed: int, samples: int) -> tuple[Held, Held]:
+def _bytes(seed: int, samples: int) -> tuple[Arrays, Arrays]:
     random = np.random.default_rng((seed, 2))
     train, test = (
-        Held(*part.read(random.permutation(len(part))[:wanted], dtype=None))
+        Arrays(*part.read(random.permutation(len(part))[:wanted], dtype=None))
         for part, wanted in zip(
             _library(most_bytes=3_000_000), (samples, BYTES_TESTED), strict=True
         )
@@ -42,11 +43,11 @@ def _bytes(seed: int, samples: int) -> tuple[Held, Held]:
     return train, test
 
 
-def _more_bytes(seed: int, samples: int) -> tuple[Held, Held]:
+def _more_bytes(seed: int, samples: int) -> tuple[Arrays, Arrays]:
     return some_of(_library(most_bytes=6_000_000), (samples, BYTES_TESTED), seed)
 
 
-def _sequences(seed: int, samples: int) -> tuple[Held, Held]:
+def _sequences(seed: int, samples: int) -> tuple[Arrays, Arrays]:
     return some_of(_library_sequences(most_bytes=3_000_000), (samples, SEQUENCES_TESTED), seed)
 
 

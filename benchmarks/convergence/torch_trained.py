@@ -108,7 +108,7 @@ def _score(model: nn.Module, x: Any, y: Any) -> dict[str, float]:
 def _part(test: Dataset, comm: Communicator) -> Iterator[tuple[Any, Any]]:
     own = np.arange(comm.rank, len(test), comm.size)
     for begin in range(0, len(own), TESTED_AT_A_TIME):
-        x, y = test.read(own[begin : begin + TESTED_AT_A_TIME], dtype=np.float32)
+        x, y = test.read(own[begin : begin + TESTED_AT_A_TIME], dtype=None)
         yield _there(x), _there(y)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from benchmark_players import options_of
 
-from benchmarks.convergence.task import Held
 from benchmarks.report import load
 from benchmarks.speedup import command as speedup
 from benchmarks.speedup import contenders, figures, learning, step_times
@@ -22,6 +21,7 @@ from benchmarks.speedup.step_times import Alone, Timed
 from parallel_sgd import UserError, simulate
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link
+from parallel_sgd.data import Arrays
 from parallel_sgd.models import ByteLanguageModel
 
 SAMPLES = 64 * BATCH
@@ -208,7 +208,7 @@ def small_task(monkeypatch):
 
     def data(seed, samples):
         x = np.random.default_rng(seed).integers(8, size=(samples, contenders.CONTEXT))
-        held = Held(x.astype(np.uint8), x[:, 0].copy())
+        held = Arrays(x.astype(np.uint8), x[:, 0].copy())
         return held, held
 
     monkeypatch.setattr(learning, "TASK", replace(contenders.TASK, data=data, model=tiny))

@@ -110,6 +110,6 @@ def test_the_tasks(name, values):
     assert task.values == values
     training, test = task.data(0, task.budget(4))
     assert len(training) == task.budget(4)  # none is seen twice, no minibatch is short
-    x, y = test.read(np.arange(2), dtype=np.float32)
+    x, y = test.read(np.arange(2), dtype=None)
     assert x.shape == (2, 64) and task.model(0)(torch.from_numpy(x)).shape[-1] == task.classes
     assert y.max() < task.classes and np.array_equal(x[:, 1:], y[:, :-1])
