@@ -41,7 +41,12 @@ def patience() -> float:
     given = os.environ.get("PARALLEL_SGD_TEST_PATIENCE")
     if given:
         return float(given)
-    return min(MOST, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+    return times_as_long(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+
+
+def times_as_long(load: float, cores: int) -> float:
+    """The same for a load average and a number of cores."""
+    return min(MOST, max(1.0, load / cores))
 
 
 class OutOfTime(pytest.fail.Exception):

@@ -12,7 +12,6 @@ from sessions import SAMPLES, SIZE, data, learner_of, model, without_seconds
 import parallel_sgd as psgd
 from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.errors import Preempted
-from parallel_sgd.training.session import options as session_options
 from parallel_sgd.training.session import preemption
 
 pytestmark = [pytest.mark.threads(3), pytest.mark.ranks(3)]
@@ -123,8 +122,8 @@ def test_a_rank_that_fails_in_a_block_is_not_waited_for(comm, tmp_path, asked, m
             ).run()
 
 
-def test_a_session_without_checkpoints_is_refused(comm, asked, monkeypatch):
-    monkeypatch.setattr(session_options, "launched_size", lambda: comm.size)
+@pytest.mark.threads(1)  # of more, not all would be those of a job
+def test_a_session_without_checkpoints_is_refused(comm, asked):
     own = model(np.float32)
     with learner_of(comm, own) as learner:
         asked(learner, 0)

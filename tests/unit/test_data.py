@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from itertools import chain
 
@@ -336,6 +337,6 @@ def test_digits_are_scikit_learns_wherever_it_keeps_them(monkeypatch):
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match=r"pip install '\.\[train\]'"):
         data.digits()

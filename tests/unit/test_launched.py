@@ -143,10 +143,20 @@ def set_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]
 
 
 @pytest.fixture
-def without_mpi(monkeypatch: pytest.MonkeyPatch, set_process: Callable[[int | None], None]) -> None:
+def set_abort(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], None]:
+    """Set by its name what a rank uses as it ends the job."""
+    return partial(monkeypatch.setattr, abort)
+
+
+@pytest.fixture
+def without_mpi(
+    monkeypatch: pytest.MonkeyPatch,
+    set_process: Callable[[int | None], None],
+    set_abort: Callable[[str, Any], None],
+) -> None:
     """The process of a rank in which MPI is not up, and which ends the job at once."""
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    monkeypatch.setattr(abort, "GRACE_S", 0.0)
+    set_abort("GRACE_S", 0.0)
     set_process(os.getpid())
 
 
@@ -197,11 +207,15 @@ class MpiError(RuntimeError):
 @pytest.mark.usefixtures("on_a_rank")
 @pytest.mark.parametrize("gone", [True, False])
 def test_an_error_of_mpi_beside_a_rank_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any, gone: bool
+    monkeypatch: pytest.MonkeyPatch,
+    set_abort: Callable[[str, Any], None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
+    gone: bool,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=MpiError))
     own, now = board.OwnHeartbeat(), time.monotonic()
-    monkeypatch.setattr(abort, "own", own)
+    set_abort("own", own)
     own.join(board.make_heartbeat_table(tmp_path / "board", 4), 2)
     pid = NO_PROCESS if gone else os.getpid()
     own.heartbeat_table.write(
@@ -391,7 +405,7 @@ def test_the_step_that_srun_has_started() -> None:
 
 @pytest.mark.usefixtures("without_mpi")
 def test_a_rank_that_fails_early_ends_its_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, set_abort: Callable[[str, Any], None], tmp_path: Any
 ) -> None:
     """srun without -K lets the others wait in MPI_Init for ever."""
     (tmp_path / "scancel").write_text(f"#!/bin/sh\necho $* > {tmp_path}/ended\n")
@@ -400,7 +414,7 @@ def test_a_rank_that_fails_early_ends_its_step(
         monkeypatch.delenv(name)
     for name, value in {**SRUN, "PATH": f"{tmp_path}:/bin:/usr/bin"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(abort.time, "sleep", lambda seconds: None)
+    set_abort("time", SimpleNamespace(sleep=lambda seconds: None))
     with pytest.raises(SystemExit):
         abort.end_job(1)
     assert (tmp_path / "ended").read_text() == "7.0\n"

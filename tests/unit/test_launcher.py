@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -331,10 +332,16 @@ def test_whose_mpiexec(tmp_path: Path, says: str, vendor: str | None, version: s
 @pytest.fixture
 def python_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path], None]:
     """Sets the folder of Python's program, in an environment without scripts."""
+    python = os.path.realpath(sys.executable)
 
     def give(folder: Path) -> None:
-        monkeypatch.setattr(mpi_runtime.sys, "executable", str(folder / "python"))
-        monkeypatch.setattr(mpi_runtime.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+        folder.mkdir(exist_ok=True)
+        (folder / "python").symlink_to(python)
+        for owner, name, value in (
+            (sys, "executable", str(folder / "python")),
+            (sysconfig, "get_path", lambda name: str(tmp_path / "none")),
+        ):
+            monkeypatch.setattr(owner, name, value)
 
     return give
 
@@ -426,10 +433,16 @@ ABSENT = RuntimeError("cudaErrorNoDevice: none")
     ],
 )
 def test_info_without_mpi_and_with_and_without_gpus(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, cupy: Any, gpus: dict[str, str]
+    tmp_path: Path,
+    python_in: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    cupy: Any,
+    gpus: dict[str, str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(info, "find_mpiexecs", list)
+    python_in(tmp_path / "bin")
+    monkeypatch.setenv("PATH", "")
     sections = info.collect()
     assert sections["gpus"] == gpus
     assert "no_such_mpi4py" in sections["mpi"]["error"]
