@@ -162,6 +162,8 @@ def test_a_later_start_of_the_same_job_takes_it_over(tmp_path, other, monkeypatc
 def test_a_survivor_takes_it_over_from_a_rank_whose_host_is_lost(tmp_path, other, monkeypatch):
     """Not on the same host, where the kernel would have freed it; nor from another job."""
     here, lock = socket.gethostname(), FolderLock("output", tmp_path / "run")
+    file = tmp_path / "run" / LOCK
+    holder = json.loads(file.read_text())
     for launch, survive, host in (
         ("/of/this/launch", "1", here),
         ("/of/another", "1", "another"),
@@ -170,7 +172,7 @@ def test_a_survivor_takes_it_over_from_a_rank_whose_host_is_lost(tmp_path, other
     ):
         monkeypatch.setenv(FOLDER, launch)
         monkeypatch.setenv(SURVIVE, survive)
-        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        file.write_text(json.dumps({**holder, "host": host}))
         if (launch, survive, host) != ("/of/this/launch", "1", "another"):
             with pytest.raises(UserError, match="is in use"):
                 lock.hold()

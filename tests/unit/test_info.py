@@ -9,6 +9,7 @@ import re
 import subprocess
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,15 @@ def test_one_line_and_exit_code_2(
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, measurements: Callable[..., None]) -> None:
+def set_links(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], None]:
+    """Set a limit of what is measured between ranks, by its name."""
+    return partial(monkeypatch.setattr, links)
+
+
+@pytest.fixture
+def small(set_links: Callable[[str, Any], None], measurements: Callable[..., None]) -> None:
     """Nothing large is measured."""
-    monkeypatch.setattr(links, "SIZES", (2500, 250_000))
+    set_links("SIZES", (2500, 250_000))
     rates = dict.fromkeys(registered_bits(), 1e9)
     speeds = KernelSpeeds({**rates, 32: math.inf}, {**rates, 32: math.inf}, rates)
     measurements(
@@ -254,9 +261,9 @@ def test_links(capsys: pytest.CaptureFixture[str], started: Commands) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_table_of_links(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: Commands
+    capsys: pytest.CaptureFixture[str], set_links: Callable[[str, Any], None], started: Commands
 ) -> None:
-    monkeypatch.setattr(links, "MAX_SECONDS", 0.5)
+    set_links("MAX_SECONDS", 0.5)
     Path("hosts").write_text("one slots=3\ntwo\n")
     lines = told(capsys, "--links", "--hostfile", "hosts").splitlines()
     assert started[0][5:8] == ["4", "--hostfile", "hosts"]
