@@ -19,7 +19,7 @@ from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.mpi.init_timeout import kill_if_longer_than
 from parallel_sgd.launcher.run import THREAD_VARIABLES
 
-TIMEOUT_S = 900.0
+TIMEOUT_S = 4 * 3600.0  #: of a function; most waits have shorter limits of their own
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")  #: for each rank, even where it has more cores
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from .timing import median_s
 
 MEGABYTES = (1, 10, 100)
 AIM = 0.15  #: of an error
-SUMS = "exchange.sums"
 
 MESSAGES, ROUNDS = 200, 9
 LARGE = 16 << 20  #: bytes
@@ -62,10 +62,9 @@ def main(options: argparse.Namespace) -> Report:
         str(bits): {"gradient_bits": bits, "transport": options.transport} for bits in options.bits
     }
     asked = {"sizes": [mb * 250_000 for mb in options.megabytes], "rounds": 3, "cases": cases}
-    for count, of_size in (
-        (k, size) for k in options.hosts for size in on_hosts(k, options.rate, SUMS, asked)
-    ):
-        for bits in options.bits:
+    for count in options.hosts:
+        measured = on_hosts(count, options.rate, "exchange.sums", asked)
+        for of_size, bits in product(measured, options.bits):
             values, seconds = of_size["values"], of_size["seconds"][str(bits)]
             predicted = exchange_s(
                 *(values, bits, count, link, speeds),

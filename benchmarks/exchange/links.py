@@ -17,7 +17,6 @@ from .sums import GLOO
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 RATE = 1e9
 ROUNDS = 5
-TIMEOUT_S = 4 * 3600.0
 GOAL = 20  #: gloo's time in 32 bits over ours in 1 bit, at 100 MB
 
 CASES: dict[str, dict[str, Any]] = {
@@ -39,12 +38,11 @@ def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
         UserError: the hosts cannot be made, or a sum is wrong.
     """
     asked = {"sizes": sizes, "rounds": rounds, "cases": CASES, "gloo": True}
-    how: dict[str, Any] = {"environ": ONE_THREAD, "timeout_s": TIMEOUT_S}
     report = Report(
         f"sums of float32 over {count} emulated hosts of this machine, a rank each, links of "
         f"{rate_text(rate)}, which take {BURST >> 10} KiB at once after a rest"
     )
-    for size in on_hosts(count, rate, "exchange.sums", asked, **how):
+    for size in on_hosts(count, rate, "exchange.sums", asked, environ=ONE_THREAD):
         values, where = size["values"], f"{size['values'] / 250_000:g} MB"
         for name, seconds in size["seconds"].items():
             options = CASES.get(name, {"gradient_bits": 32})

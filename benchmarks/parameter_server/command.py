@@ -28,7 +28,6 @@ from ..report import Report, positive
 from . import dense, slow_worker, sparse
 
 LONGER = 4  #: times as long as a case of dense are those of links and of a slow worker
-TIMEOUT_S = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,19 +61,18 @@ def main(options: argparse.Namespace) -> Report:
 
 def _dense(report: Report, options: argparse.Namespace) -> None:
     asked = {"values": options.values, "cases": dense.cases_here(options.servers)}
-    updates = _on_ranks(dense.WORKERS + options.servers, "dense", asked | _effort(options))
+    ranks = dense.WORKERS + options.servers
+    updates = on_ranks(ranks, "parameter_server.dense", asked | _effort(options))
     rows = [
         (f"{name}, 32 bit, beside {peer}", ours, words, peer)
         for name, ours in (("learner.step", "learner, 1"), ("the client's push alone", "client"))
         for peer, words in (("bare", "Send and Recv"), ("bare, step", "Send, Recv and the step"))
     ]
-    rows += [
-        ("learner.step, 1 bit", "learner, 1 bit", "Send and Recv of as many bytes", "bare, 1 bit")
-    ]
-    rows += [
-        (f"learner.step, 32 bit, {n} servers", f"learner, {n}", "1 server", "learner, 1")
-        for n in range(2, options.servers + 1)
-    ]
+    as_many = "Send and Recv of as many bytes"
+    rows.append(("learner.step, 1 bit", "learner, 1 bit", as_many, "bare, 1 bit"))
+    for n in range(2, options.servers + 1):
+        name = f"learner.step, 32 bit, {n} servers"
+        rows.append((name, f"learner, {n}", "1 server", "learner, 1"))
     for name, case, words, peer in rows:
         report.compare(name, updates[case], "/s", words, updates[peer], ".0f")
 
@@ -85,7 +83,7 @@ def _links(options: argparse.Namespace) -> Report:
     if hosts < 2:
         raise UserError(f"hosts={hosts} must be at least 2: a worker's and the server's")
     asked = {"values": n, "cases": dense.cases_on_hosts(hosts), **_effort(options, LONGER)}
-    updates = on_hosts(hosts, rate, "parameter_server.dense", asked, timeout_s=TIMEOUT_S)
+    updates = on_hosts(hosts, rate, "parameter_server.dense", asked)
     report = Report(
         f"parameter servers: workers that push and pull {n} float32, and a server, on {hosts} "
         f"emulated hosts of this machine, links of {rate_text(rate)}"
@@ -105,7 +103,7 @@ def _links(options: argparse.Namespace) -> Report:
 def _slow_worker(report: Report, options: argparse.Namespace) -> None:
     effort = _effort(options, LONGER)
     effort["rounds"] = -(-effort["rounds"] // 3)
-    measured = _on_ranks(slow_worker.WORKERS + 1, "slow_worker", effort)
+    measured = on_ranks(slow_worker.WORKERS + 1, "parameter_server.slow_worker", effort)
     for mode, speeds in measured.items():
         report.add(
             f"a worker's steps beside one that is {slow_worker.SLOWER} times as slow, {mode}",
@@ -118,7 +116,7 @@ def _slow_worker(report: Report, options: argparse.Namespace) -> None:
 
 def _rows(report: Report, options: argparse.Namespace) -> None:
     asked = {"touched": options.rows, "batch": options.batch, **_effort(options)}
-    measured = _on_ranks(sparse.WORKERS + 1, "sparse", asked)
+    measured = on_ranks(sparse.WORKERS + 1, "parameter_server.sparse", asked)
     words = {"pull": "pulled", "push": "pushed", "both": "pulled and pushed"}
     for case, value in measured["served"].items():
         count, kind = case.split()
@@ -127,10 +125,6 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
         report.compare(name, value / 1e6, "M/s", peer, bare)
     name, peer = "memory of the server's table, a row", "rows and state of Adagrad"
     report.compare(name, measured["bytes"], "B", peer, 2 * sparse.ROW, "")
-
-
-def _on_ranks(ranks: int, module: str, asked: dict[str, Any]) -> Any:
-    return on_ranks(ranks, f"parameter_server.{module}", asked, timeout_s=TIMEOUT_S)
 
 
 def _effort(options: argparse.Namespace, longer: int = 1) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import math
+from itertools import product
 from typing import Any
 
 from parallel_sgd import UserError
@@ -69,49 +70,37 @@ def read(options: argparse.Namespace) -> Summary:
 
 
 def main(options: argparse.Namespace) -> Summary:
-    names = _names(options)
-    modules = options.torch
-    results = Results(
-        options.hosts,
-        to_loss=names if options.to_loss else (),
-        torch=modules,
-        here=options.here,
-    )
+    names, modules = _names(options), options.torch
+    to_loss = names if options.to_loss else ()
+    results = Results(options.hosts, to_loss=to_loss, torch=modules, here=options.here)
     if modules or not all(CONTENDERS[name].ours for name in names):
         results.machine["torch"] = _torch_version()
+
+    def ask(function: str, rate: float = math.inf, **asked: Any) -> Any:
+        """Call a function on the ranks of this machine, or of hosts with links of a rate."""
+        environ = ONE_THREAD | ({"GLOO_SOCKET_IFNAME": "lo"} if options.here else {})
+        how: dict[str, Any] = {"environ": environ, "timeout_s": LONGEST_S}
+        if options.here:
+            return on_ranks(options.hosts, f"training.{function}", asked, **how)
+        return on_hosts(options.hosts, rate, f"training.{function}", asked, **how)
+
     models = options.models or list(MODULES if modules else MODELS)
     if options.to_loss:
         models = [results.goal.task]
         results.runs += load(options.runs, Results).runs if options.runs else []
         wanted = missing_runs(names, options.seeds, results.runs)
-        asked = {"wanted": wanted, "modules": modules}
-        found = _on_all(options, math.inf, "training.to_loss", asked)
-        results.runs += [Learned(**run) for run in found]
-    if options.own_cost:
-        for model in [*models, MANY]:
-            cost = on_ranks(1, "training.costs:measure_own", {"model": model}, environ=ONE_THREAD)
-            results.own_costs.append(OwnCost(**cost))
-    if options.memory:
-        for model in models:
-            for name in names:
-                asked = {"model": model, "name": name}
-                memory = _on_all(options, math.inf, "training.costs:measure_memory", asked)
-                results.memory.append(Memory(**memory))
+        results.runs += [Learned(**run) for run in ask("to_loss", wanted=wanted, modules=modules)]
+    for model in [*models, MANY] if options.own_cost else ():
+        cost = on_ranks(1, "training.costs:measure_own", {"model": model}, environ=ONE_THREAD)
+        results.own_costs.append(OwnCost(**cost))
+    for model, name in product(models, names) if options.memory else ():
+        memory = ask("costs:measure_memory", model=model, name=name)
+        results.memory.append(Memory(**memory))
+    asked = {"models": models, "names": names, "rounds": options.rounds, "modules": modules}
     for rate in [math.inf] if options.here else options.rate:
-        asked = {"models": models, "rate": rate_text(rate), "names": names}
-        asked |= {"rounds": options.rounds, "modules": modules}
-        found = _on_all(options, rate, "training.step_times", asked)
-        results.times += [StepTime(**time) for time in found]
+        times = ask("step_times", rate, **asked)
+        results.times += [StepTime(rate=rate_text(rate), **time) for time in times]
     return Summary(results)
-
-
-def _on_all(options: argparse.Namespace, rate: float, function: str, asked: dict[str, Any]) -> Any:
-    """Call a function on the ranks of this machine, or of hosts with links of a rate."""
-    if options.here:
-        environ = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
-        return on_ranks(options.hosts, function, asked, environ=environ, timeout_s=LONGEST_S)
-    how: dict[str, Any] = {"environ": ONE_THREAD, "timeout_s": LONGEST_S}
-    return on_hosts(options.hosts, rate, function, asked, **how)
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -37,18 +37,17 @@ class StepTime:
 
 
 def measure(
-    comm: Communicator, models: list[str], rate: str, names: list[str], rounds: int, modules: bool
+    comm: Communicator, models: list[str], names: list[str], rounds: int, modules: bool
 ) -> list[dict[str, Any]]:
-    """Return the fields of a `StepTime` for each model and contender."""
+    """Return the fields of a `StepTime` for each model and contender, but for the rate."""
     with playing(comm, names, modules) as ranks:
-        times = [time for m in models for time in measure_steps(ranks, m, rate, names, rounds)]
-    return [vars(time) for time in times]
+        return [time for m in models for time in measure_steps(ranks, m, names, rounds)]
 
 
 def measure_steps(
-    ranks: Ranks, model: str, rate: str, names: Sequence[str], rounds: int
-) -> list[StepTime]:
-    """Measure contenders in turn. Collective.
+    ranks: Ranks, model: str, names: Sequence[str], rounds: int
+) -> list[dict[str, Any]]:
+    """Measure contenders in turn; return as `measure` does. Collective.
 
     Raises:
         UserError: a contender does not learn, or its ranks have different models.
@@ -60,7 +59,8 @@ def measure_steps(
     times = []
     for name, of_rounds in zip(names, zip(*turns, strict=True), strict=True):
         seconds = [of_round for of_round, _ in of_rounds]
-        times.append(StepTime(model, rate, name, statistics.median(seconds), seconds))
+        median = statistics.median(seconds)
+        times.append({"model": model, "contender": name, "seconds": median, "rounds": seconds})
     return times
 
 

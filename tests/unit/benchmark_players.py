@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import shlex
 from contextlib import contextmanager
+from importlib import import_module
 
 from benchmarks.__main__ import argument_parser
 from benchmarks.training.step_times import StepTime
@@ -38,6 +41,13 @@ class Players:
 def step_time(name, seconds, model="bytes", rate="1gbit"):
     """Of a contender, measured once."""
     return StepTime(model, rate, name, seconds, [seconds])
+
+
+def require_fit(function, options):
+    """Fail where a function on ranks does not take these options, as JSON."""
+    module, _, name = function.partition(":")
+    called = getattr(import_module(f"benchmarks.{module}"), name or "measure")
+    inspect.signature(called).bind(None, **json.loads(json.dumps(options)))
 
 
 def options_of(line):

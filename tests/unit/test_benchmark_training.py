@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from benchmark_players import Players, options_of, step_time
+from benchmark_players import Players, options_of, require_fit, step_time
 
 from benchmarks.report import load
 from benchmarks.training import command as training
@@ -83,8 +83,9 @@ def test_the_test_loss_falls():
 def test_the_seconds_of_a_step_are_the_median_of_rounds():
     players = Players({"block momentum, 1 bit": 0.1, PLAIN: 0.4})
     names = ["block momentum, 1 bit", PLAIN]
-    ours, ddp = stepping.measure_steps(players, "5M", "1gbit", names, rounds=2)
-    assert ours.seconds == pytest.approx(0.1) and ddp.rounds == pytest.approx([0.4, 0.4])
+    ours, ddp = stepping.measure_steps(players, "5M", names, rounds=2)
+    assert (ours["model"], ours["contender"]) == ("5M", names[0])
+    assert ours["seconds"] == pytest.approx(0.1) and ddp["rounds"] == pytest.approx([0.4, 0.4])
     assert [name for name, *_ in players.begun] == 2 * names
     assert players.counts[:6] == [PERIOD, PERIOD, 2 * PERIOD, 3, 1, 8]  # of whole periods
 
@@ -97,7 +98,7 @@ def test_how_many_steps_are_measured(estimate, period, steps):
 
 
 def test_who_does_not_learn_or_agree_is_refused():
-    how = {"model": "5M", "rate": "1gbit", "rounds": 1}
+    how = {"model": "5M", "rounds": 1}
     with pytest.raises(UserError, match="1 bit does not learn: loss 3"):
         stepping.measure_steps(Players({"1 bit": 0.1}, falls=False), names=["1 bit"], **how)
     apart = Players({"1 bit": 0.1, "no exchange": 0.1}, same=False)
@@ -159,7 +160,7 @@ RUN = {"contender": "1 bit", "lr": 0.1, "seed": 0, "curve": [(16, 1.5)]}
                 (1, "costs:measure_own", {"model": "5M"}),
                 (1, "costs:measure_own", {"model": tasks.MANY}),
                 (2, "costs:measure_memory", {"model": "5M", "name": "1 bit"}),
-                (2, "step_times", {"models": ["5M"], "rate": "unlimited", "modules": True}),
+                (2, "step_times", {"models": ["5M"], "modules": True}),
             ],
             ["| 5M parameters | 0.200 | 0.300, +50% | 0.250, +25% |", "| DDP | 2 |"],
         ),
@@ -167,8 +168,8 @@ RUN = {"contender": "1 bit", "lr": 0.1, "seed": 0, "curve": [(16, 1.5)]}
             "--to-loss --only '1 bit' --seeds 1 --rate 1gbit 100mbit",
             [
                 ((4, inf), "to_loss", {"wanted": [("1 bit", None, [0])], "modules": False}),
-                ((4, 1e9), "step_times", {"models": ["bytes"], "rate": "1gbit", "rounds": 3}),
-                ((4, 1e8), "step_times", {"names": ["1 bit"], "rate": "100mbit"}),
+                ((4, 1e9), "step_times", {"models": ["bytes"], "rounds": 3}),
+                ((4, 1e8), "step_times", {"names": ["1 bit"]}),
             ],
             ["| 1 bit | 16, 16, 16 | 1.6 s |"],
         ),
@@ -181,10 +182,11 @@ def test_which_ranks_are_asked(monkeypatch, capsys, line, expected, printed):
     def answer(where, function, options, environ, **_):
         name = function.removeprefix("training.")
         asked.append((where, name, options))
+        require_fit(function, options)
         assert environ["OMP_NUM_THREADS"] == "1"
         if name == "step_times":
-            models, rate = options["models"], options["rate"]
-            return [vars(step_time("1 bit", 0.1, model, rate)) for model in models]
+            how = {"contender": "1 bit", "seconds": 0.1, "rounds": [0.1]}
+            return [{"model": model, **how} for model in options["models"]]
         return {"costs:measure_own": COST, "costs:measure_memory": MEMORY, "to_loss": [RUN]}[name]
 
     def on_hosts(count, rate, function, options, **how):
