@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import Communicator
 from parallel_sgd.kernels import memory
-
-if TYPE_CHECKING:  # the process that starts the ranks is none itself
-    from mpi4py import MPI
 
 Array = npt.NDArray[Any]
 Exchange = tuple[Array, Array]
@@ -23,11 +20,11 @@ WARM_UP = 3  #: steps before the clock starts
 END = 99  #: tag of a worker's last message
 
 
-def quiet_barrier(comm: MPI.Comm | None = None) -> None:
+def quiet_barrier() -> None:
     """Wait for all ranks; waiting leaves the cores free."""
     from mpi4py import MPI
 
-    request = (comm or MPI.COMM_WORLD).Ibarrier()
+    request = MPI.COMM_WORLD.Ibarrier()
     while not request.Test():
         time.sleep(2e-3)
 
@@ -36,7 +33,7 @@ def medians(
     comm: Communicator,
     cases: Mapping[str, Callable[[], float]],
     rounds: int,
-    among: MPI.Comm | None = None,
+    barrier: Callable[[], object] = quiet_barrier,
 ) -> dict[str, list[float]]:
     """Return the rates of all ranks in each case: medians of rounds.
 
@@ -44,14 +41,14 @@ def medians(
     a case waits quietly: another wait would spin beside the working ranks.
 
     Args:
-        among: the ranks of `comm`; None: all.
+        barrier: of the ranks of `comm`.
     """
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(1 + rounds):
         for name, case in cases.items():
-            quiet_barrier(among)
+            barrier()
             found[name].append(case())
-    quiet_barrier(among)
+    barrier()
     by_rank = comm.allgather_object({name: float(np.median(of[1:])) for name, of in found.items()})
     return {name: [of_rank[name] for of_rank in by_rank] for name in cases}
 

@@ -118,10 +118,9 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
     asked = {"touched": options.rows, "batch": options.batch, **_effort(options)}
     measured = on_ranks(sparse.WORKERS + 1, "parameter_server.sparse", asked)
     words = {"pull": "pulled", "push": "pushed", "both": "pulled and pushed"}
-    for case, value in measured["served"].items():
-        count, kind = case.split()
-        name = f"rows {words[kind]}, 1 server, {count} worker{'s' * (count != '1')}"
-        bare, peer = measured["bare"][case] / 1e6, "Send and Recv of as many bytes"
+    for kind, value in measured["served"].items():
+        name = f"rows {words[kind]}, 1 server, {sparse.WORKERS} workers"
+        bare, peer = measured["bare"][kind] / 1e6, "Send and Recv of as many bytes"
         report.compare(name, value / 1e6, "M/s", peer, bare)
     name, peer = "memory of the server's table, a row", "rows and state of Adagrad"
     report.compare(name, measured["bytes"], "B", peer, 2 * sparse.ROW, "")

@@ -6,7 +6,7 @@ Ids are random over 10**11, and drawn from the table's ids, in a new order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -34,22 +34,19 @@ def measure(
     """Measure on all ranks: two workers and a server.
 
     Returns:
-        "served", "bare": rows a second of all workers, by their number and "pull", "push" or "both"
-        (each row pulled and pushed), of medians over the rounds; "bytes": of the server's table, a
-        row.
+        "served", "bare": rows a second of both workers, by "pull", "push" or "both" (each row
+        pulled and pushed), of medians over the rounds; "bytes": of the server's table, a row.
     """
-
-    def peer(count: int, kind: str) -> float:
-        pull, push = (ID * batch, ROW * batch), ((ID + ROW) * batch, HEADER)
-        sizes = {"pull": [pull], "push": [push], "both": [pull, push]}[kind]
+    pull, push = (ID * batch, ROW * batch), ((ID + ROW) * batch, HEADER)
+    cases = {}
+    for kind, sizes in {"pull": [pull], "push": [push], "both": [pull, push]}.items():
         exchanges = [(ones(sent), ones(answered)) for sent, answered in sizes]
-        return bare(comm, count, WORKERS, exchanges, seconds)
-
-    beside = medians(comm, _cases(peer), rounds)
+        cases[kind] = partial(bare, comm, WORKERS, WORKERS, exchanges, seconds)
+    beside = medians(comm, cases, rounds)
     served, nbytes = _served(comm, touched, batch, rounds, seconds)
     rates = {"bare": beside, "served": served}
     rows = {
-        of: {name: batch * sum(case) for name, case in cases.items()} for of, cases in rates.items()
+        of: {kind: batch * sum(case) for kind, case in found.items()} for of, found in rates.items()
     }
     return {**rows, "bytes": nbytes}
 
@@ -66,21 +63,13 @@ def random_batches(ids: Array, batch: int, seed: int) -> Iterator[Array]:
     return cycle([ids[some] for some in np.split(order, range(batch, len(order), batch))][:-1])
 
 
-def _cases(case: Callable[[int, str], float]) -> dict[str, Callable[[], float]]:
-    counts = range(1, WORKERS + 1)
-    return {f"{count} {kind}": partial(case, count, kind) for count in counts for kind in KINDS}
-
-
 def _served(
     comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
 ) -> tuple[dict[str, list[float]], float]:
     """Return the workers' minibatches a second, and the server's bytes a row; nothing on it."""
-    from mpi4py import MPI
-
     model = Parameters({"w": np.zeros(1, np.float32)})
     algorithm = DataParallelASGD(servers=1, sync_steps=1, tables=(TABLE,))
     learner = Learner(model, SGD(lr=0.1), algorithm, comm)
-    among = MPI.COMM_WORLD.Split(int(learner.serves), comm.rank)
     if learner.serves:
         learner.finish()
         return {}, 0.0
@@ -98,11 +87,8 @@ def _served(
         if kind != "pull":
             table.push(some, gradient, 1)
 
-    def case(count: int, kind: str) -> float:
-        active = learner.comm.split(int(comm.rank < count))
-        return rate(active, partial(step, kind), seconds) if comm.rank < count else 0.0
-
-    served = medians(learner.comm, _cases(case), rounds, among)
+    cases = {kind: partial(rate, learner.comm, partial(step, kind), seconds) for kind in KINDS}
+    served = medians(learner.comm, cases, rounds, learner.comm.barrier)
     counts = table.counts()
     learner.finish()
     return served, counts["bytes"] / counts["rows"]

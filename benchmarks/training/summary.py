@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from .contenders import CONTENDERS, PLAIN
 from .costs import Memory, OwnCost
 from .figures import TIMES, draw_times, draw_ways
 from .step_times import StepTime
-from .tasks import BYTES, MODELS, TEXT
 from .to_loss import Goal, Learned, ToLoss, goal_of, to_losses
 
 
@@ -112,33 +111,39 @@ class Summary(Report):
             draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
             return
         for model in results.models:
-            title = f"{self.title}; {called(model)}, seconds a step"
+            title = f"{self.title}; {model}, seconds a step"
             aside = path.with_name(f"{path.stem}-{model}{path.suffix}")
             draw_times(results.by_rate(model), title, aside)
 
 
+def _by_contender(title: str, columns: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a table of contenders by columns."""
+    names = [name for name in CONTENDERS if any(name in cells for cells in columns.values())]
+    rows = [[name, *(cells.get(name, "") for cells in columns.values())] for name in names]
+    return table([title, *columns], rows)
+
+
 def step_table(results: Results, model: str) -> list[str]:
     """Return contenders by rates: seconds a step, and speed-up over plain DDP."""
+
+    def cell(time: StepTime, plain: StepTime | None) -> str:
+        text = f"{time.seconds:.3f} s" if time.seconds < 1 else f"{time.seconds:.1f} s"
+        if plain is None or plain is time:
+            return text
+        return f"{text}, {plain.seconds / time.seconds:.1f}{TIMES}"
+
     by_rate = results.by_rate(model)
-
-    def cell(times: dict[str, StepTime], name: str) -> str:
-        if name not in times:
-            return ""
-        seconds = times[name].seconds
-        text = f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s"
-        if PLAIN in times and name != PLAIN:
-            text += f", {times[PLAIN].seconds / seconds:.1f}{TIMES}"
-        return text
-
-    names = [name for name in CONTENDERS if any(name in times for times in by_rate.values())]
-    rows = [[name, *(cell(times, name) for times in by_rate.values())] for name in names]
-    return table([called(model), *by_rate], rows)
+    columns = {
+        rate: {name: cell(time, times.get(PLAIN)) for name, time in times.items()}
+        for rate, times in by_rate.items()
+    }
+    return _by_contender(model, columns)
 
 
 def own_cost_table(costs: Iterable[OwnCost]) -> list[str]:
     """Return models by a plain loop, the learner and DDP: seconds a step, and what they add."""
     rows = [
-        [called(cost.model), f"{(plain := cost.plain_seconds):.3f}"]
+        [cost.model, f"{(plain := cost.plain_seconds):.3f}"]
         + [f"{s:.3f}, {s / plain - 1:+.0%}" for s in (cost.seconds, cost.ddp_seconds)]
         for cost in costs
     ]
@@ -147,11 +152,10 @@ def own_cost_table(costs: Iterable[OwnCost]) -> list[str]:
 
 def memory_table(memory: Sequence[Memory]) -> list[str]:
     """Return contenders by models: MiB added to a rank by training."""
-    models = list(dict.fromkeys(m.model for m in memory))
-    names = dict.fromkeys(m.contender for m in memory)
-    added = {(m.contender, m.model): f"{m.added_bytes / 2**20:.0f}" for m in memory}
-    rows = [[name, *(added.get((name, model), "") for model in models)] for name in names]
-    return table(["MiB added to a rank", *map(called, models)], rows)
+    columns: dict[str, dict[str, str]] = {}
+    for one in memory:
+        columns.setdefault(one.model, {})[one.contender] = f"{one.added_bytes / 2**20:.0f}"
+    return _by_contender("MiB added to a rank", columns)
 
 
 def to_loss_table(results: Results) -> list[str]:
@@ -181,10 +185,3 @@ def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
     return next(
         (way.seconds for way in ways if (way.contender, way.target, way.reached) == of), None
     )
-
-
-def called(model: str) -> str:
-    """Name a model in a title."""
-    if model in MODELS:
-        return f"{model} parameters"
-    return "language model" if model in (BYTES, TEXT) else model

@@ -39,9 +39,8 @@ def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
     assert first.tolist() != ids[:100].tolist()
 
 
-def test_rates_of_ranks_are_the_medians_of_rounds(monkeypatch):
+def test_rates_of_ranks_are_the_medians_of_rounds():
     """In turn, and a first round does not count."""
-    monkeypatch.setattr(bare, "quiet_barrier", lambda among: None)
 
     def rank(comm):
         turns = []
@@ -50,7 +49,7 @@ def test_rates_of_ranks_are_the_medians_of_rounds(monkeypatch):
             turns.append(name)
             return (100, 1, 9, 2)[turns.count(name) - 1] + comm.rank
 
-        return bare.medians(comm, {n: lambda n=n: case(n) for n in "ab"}, 3), turns
+        return bare.medians(comm, {n: lambda n=n: case(n) for n in "ab"}, 3, comm.barrier), turns
 
     assert simulate(2, rank)[0] == ({"a": [2, 3], "b": [2, 3]}, 4 * ["a", "b"])
 
@@ -75,7 +74,6 @@ PREDICTED_S = exchange_s(
 ).total_s
 SUMS = {f"{bits}, collective": 0.001 * bits for bits in registered_bits()}
 PIPELINED = {f"{bits}, pipelined": 0.0005 * bits for bits in registered_bits()}
-CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
 OF_SIZE = {
     "values": 25_000_000,
     "seconds": {
@@ -95,8 +93,8 @@ MEASURED = {
     "parameter_server.slow_worker": {"async": {"alike": 40.0, "slow": 30.0, "slowest": 10.0}},
     "parameter_server.sparse": {
         "bytes": 160.0,
-        "bare": dict.fromkeys(CASES, 4e6),
-        "served": dict.fromkeys(CASES, 2e6),
+        "bare": dict.fromkeys(sparse.KINDS, 4e6),
+        "served": dict.fromkeys(sparse.KINDS, 2e6),
     },
     "exchange.one_machine": {
         "seconds": {"MPI_Allreduce": 0.064, **SUMS, **PIPELINED},

@@ -130,7 +130,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     assert load(path, summary.Results).times == results.times
     training.read(options_of(f"training --table {path}")).print()
     lines = re.sub(" +", " ", capsys.readouterr().out).splitlines()
-    assert lines[0] == "| 5M parameters | 1gbit | unlimited |"
+    assert lines[0] == "| 5M | 1gbit | unlimited |"
     assert f"| 1 bit | 0.050 s, 6.0{TIMES} |" in lines[2]
     assert lines[4].startswith(f"| {PLAIN} | 0.300 s |")
     assert lines[-6].startswith("| seconds to a loss | steps to 2.4, 2.1, 1.95 nats | 1gbit: 2.4 |")
@@ -162,7 +162,7 @@ RUN = {"contender": "1 bit", "lr": 0.1, "seed": 0, "curve": [(16, 1.5)]}
                 (2, "costs:measure_memory", {"model": "5M", "name": "1 bit"}),
                 (2, "step_times", {"models": ["5M"], "modules": True}),
             ],
-            ["| 5M parameters | 0.200 | 0.300, +50% | 0.250, +25% |", "| DDP | 2 |"],
+            ["| 5M | 0.200 | 0.300, +50% | 0.250, +25% |", "| DDP | 2 |"],
         ),
         (
             "--to-loss --only '1 bit' --seeds 1 --rate 1gbit 100mbit",
