@@ -20,7 +20,6 @@ message.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -121,7 +120,7 @@ def kills(options: argparse.Namespace, folder: Path, root: bool) -> Summary:
                     struck[key, name] += 0 if outcome.missed else len(outcome.faults)
         except KeyboardInterrupt:
             _say("ended by Ctrl-C: this is what there is")
-    results.namespaces = namespaces_left(os.getpid())
+    results.namespaces = namespaces_left()
     return Summary(results)
 
 

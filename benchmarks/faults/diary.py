@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 STEPS = 20_000  #: that a diary has room for
-SUFFIX = "diary"
 
 _ENTRY = np.dtype([("time_s", "f8"), ("samples", "i8"), ("total", "i8")])
 """One step: when it ended, on the clock of all processes of the machine; the learner's samples
@@ -36,30 +35,15 @@ class Place(enum.IntEnum):
 
 
 class Diary:
-    """
-    Args:
-        path: of the file, with rank and process in its name.
-        mode: "w+" makes the file, "r" only reads.
-    """
+    """The steps and the place of a process. Its file is named RANK-PID.diary."""
 
     def __init__(self, path: Path, mode: Any = "r") -> None:
-        self.path = path
-        rank, pid = path.stem.split("-")
-        self.rank, self.pid = int(rank), int(pid)
+        self.rank, self.pid = map(int, path.stem.split("-"))
         file: npt.NDArray[Any] = np.memmap(path, _ENTRY, mode, shape=(STEPS + 1,))
         self._head, self._entries = file[:1], file[1:]
-
-    @classmethod
-    def begun(cls, folder: Path, rank: int) -> Diary:
-        """Begin the diary of this process."""
-        diary = cls(folder / f"{rank}-{os.getpid()}.{SUFFIX}", "w+")
-        diary._head["time_s"] = time.monotonic()
-        return diary
-
-    @property
-    def begun_s(self) -> float:
-        """The time of the diary's beginning."""
-        return float(self._head["time_s"][0])
+        if mode == "w+":
+            self._head["time_s"] = time.monotonic()
+        self.begun_s = float(self._head["time_s"][0])
 
     @property
     def place(self) -> Place:
@@ -85,10 +69,15 @@ class Diary:
         return np.array(self._entries[: self.steps])
 
 
+def begin_diary(folder: Path, rank: int) -> Diary:
+    """Begin the diary of this process."""
+    return Diary(folder / f"{rank}-{os.getpid()}.diary", "w+")
+
+
 def diaries(folder: Path) -> list[Diary]:
     """Return all diaries in a folder, by rank; of a restarted rank the older diary first."""
     whole = (STEPS + 1) * _ENTRY.itemsize  # a shorter file is just being made
-    paths = [path for path in folder.glob(f"*.{SUFFIX}") if path.stat().st_size >= whole]
+    paths = [path for path in folder.glob("*.diary") if path.stat().st_size >= whole]
     return sorted(map(Diary, paths), key=lambda diary: (diary.rank, diary.begun_s))
 
 

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import parallel_sgd as psgd
 
+Victims = Literal["any", "worker", "server"]
+
 
 @dataclass(frozen=True)
 class Family:
-    """An algorithm under faults.
+    """An algorithm under faults."""
 
-    Attributes:
-        algorithm: makes it.
-        lr: of plain SGD.
-        servers: how many of the ranks serve.
-        repeats: whether the final model has the same bits in every undisturbed run.
-        repeats_replaced: whether also after a spare has taken a failed rank's place.
-        saves: whether the ranks write checkpoints. Asynchronous workers would wait there for a
-            failed worker.
-        victims: the ranks that fail.
-        session: whether a `TrainingSession` trains, and not a loop.
-    """
+    algorithm: Callable[[], psgd.Algorithm[Any]]  #: makes the algorithm
+    lr: float = 0.3  #: of plain SGD
+    servers: int = 0  #: how many of the ranks serve
+    repeats: bool = True  #: the final model has the same bits in every undisturbed run
+    repeats_replaced: bool = False  #: also after a spare has taken a failed rank's place
+    victims: Victims = "any"  #: the ranks that fail
+    session: bool = False  #: a `TrainingSession` trains, and not a loop
 
-    algorithm: Callable[[], psgd.Algorithm[Any]]
-    lr: float = 0.3
-    servers: int = 0
-    repeats: bool = True
-    repeats_replaced: bool = False
-    saves: bool = True
-    victims: Literal["any", "worker", "server"] = "any"
-    session: bool = False
+    @property
+    def saves(self) -> bool:
+        """True if the ranks may write checkpoints: workers would wait there for a failed worker."""
+        return not self.servers or self.victims == "server"
 
     def ranks(self, ranks: int) -> range:
         """Return the ranks that may fail."""
@@ -42,30 +37,29 @@ class Family:
         ]
 
 
-def _served(mode: str, servers: int) -> Callable[[], psgd.Algorithm[Any]]:
-    return lambda: psgd.DataParallelASGD(mode=mode, servers=servers, sync_steps=2, merge="mean")
+def _served(mode: str, victims: Victims, session: bool = False) -> Family:
+    servers = 2 if victims == "server" else 1
+    algorithm = partial(
+        psgd.DataParallelASGD, mode=mode, servers=servers, sync_steps=2, merge="mean"
+    )
+    repeats = mode == "sync"
+    return Family(algorithm, servers=servers, repeats=repeats, victims=victims, session=session)
 
 
+_SGD = psgd.DataParallelSGD
 FAMILIES = {
-    "32-bit": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True),
-    "session": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True, session=True),
-    "1-bit": Family(lambda: psgd.DataParallelSGD(gradient_bits=1, code="sign")),
-    "entropy": Family(lambda: psgd.DataParallelSGD(gradient_bits=1)),
-    "overlap": Family(lambda: psgd.DataParallelSGD(gradient_bits=4, overlap=True)),
-    "double-buffering": Family(
-        lambda: psgd.DataParallelSGD(gradient_bits=4, double_buffering=True), lr=0.1
-    ),
-    "model-averaging": Family(lambda: psgd.ModelAveragingSGD(block_samples=640)),
-    "block-momentum": Family(lambda: psgd.BlockMomentumSGD(block_samples=640)),
-    "async-worker": Family(
-        _served("async", 1), servers=1, repeats=False, saves=False, victims="worker"
-    ),
-    "async-server": Family(_served("async", 2), servers=2, repeats=False, victims="server"),
-    "async-session": Family(
-        _served("async", 1), servers=1, repeats=False, saves=False, session=True
-    ),
-    "sync-worker": Family(_served("sync", 1), servers=1, saves=False, victims="worker"),
-    "sync-server": Family(_served("sync", 2), servers=2, victims="server"),
+    "32-bit": Family(_SGD, repeats_replaced=True),
+    "session": Family(_SGD, repeats_replaced=True, session=True),
+    "1-bit": Family(partial(_SGD, gradient_bits=1, code="sign")),
+    "entropy": Family(partial(_SGD, gradient_bits=1)),
+    "overlap": Family(partial(_SGD, gradient_bits=4, overlap=True)),
+    "double-buffering": Family(partial(_SGD, gradient_bits=4, double_buffering=True), lr=0.1),
+    "model-averaging": Family(partial(psgd.ModelAveragingSGD, block_samples=640)),
+    "block-momentum": Family(partial(psgd.BlockMomentumSGD, block_samples=640)),
+    "async-worker": _served("async", "worker"),
+    "async-server": _served("async", "server"),
+    "async-session": _served("async", "any", session=True),
+    "sync-worker": _served("sync", "worker"),
+    "sync-server": _served("sync", "server"),
 }
 SYNCHRONOUS = tuple(name for name, family in FAMILIES.items() if not family.servers)
-"""Those whose ranks are all alike."""

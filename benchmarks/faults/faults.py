@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from parallel_sgd.command_line.cluster import BURST, EmulatedHosts
 from parallel_sgd.command_line.cluster.links import port
@@ -45,17 +43,17 @@ def kill_rank(places: tuple[Place, ...] = PLACES, share: float = 0.3) -> Fault:
         runs = place in (Place.START, Place.FINISH) or target.wait_for_step()
         return runs and target.wait_for_place(place)
 
-    return Fault(lambda target: target.signal_victim(signal.SIGKILL)[1], wait=wait)
+    return Fault(lambda target: target.signal_victim(signal.SIGKILL), wait=wait)
 
 
 def kill_job(*ways: str) -> Fault:
     """The whole job is killed, in a random way of these."""
-    return Fault(partial(_kill_job, ways=ways))
+    return Fault(lambda target: _kill_job(target, ways))
 
 
 def truncate(*ways: str) -> Fault:
     """The job is killed, and a file of the newest checkpoint is truncated."""
-    return Fault(partial(_truncate, ways=ways), wait=_wait_for_checkpoint)
+    return Fault(lambda target: _truncate(target, ways), wait=_wait_for_checkpoint)
 
 
 def for_good(begin: Begin) -> Fault:
@@ -70,7 +68,7 @@ def for_a_while(begin: Begin, shortest_s: float = 0.05, longest_s: float = 2.0) 
         said, end = begin(target)
         seconds = target.random.uniform(shortest_s, longest_s)
         time.sleep(seconds)
-        target.struck_s = time.monotonic()
+        target.struck[-1] = time.monotonic()
         end()
         return f"{said} for {seconds:.2f} s"
 
@@ -79,13 +77,14 @@ def for_a_while(begin: Begin, shortest_s: float = 0.05, longest_s: float = 2.0) 
 
 def stop(target: Target) -> tuple[str, Callable[[], object]]:
     """SIGSTOP to a rank, and then SIGCONT."""
-    pid, said = target.signal_victim(signal.SIGSTOP)
-    return said, lambda: signalled(pid, signal.SIGCONT)
+    pid = target.books(target.victim)[-1].pid
+    return target.signal_victim(signal.SIGSTOP), lambda: signalled(pid, signal.SIGCONT)
 
 
 def cut(target: Target) -> tuple[str, Callable[[], object]]:
     """A host's link is cut, and comes back."""
-    hosts, host = _hosts(target), int(target.random.integers(target.ranks))
+    assert target.hosts
+    hosts, host = target.hosts, int(target.random.integers(target.ranks))
     target.traces.callback(_mend, hosts)
     hosts.cut(host)
     return f"the link of host {host} was cut", lambda: hosts.mend(host)
@@ -93,7 +92,8 @@ def cut(target: Target) -> tuple[str, Callable[[], object]]:
 
 def slow(target: Target) -> tuple[str, Callable[[], object]]:
     """A host's link is slow, and then as before."""
-    hosts, host = _hosts(target), int(target.random.integers(target.ranks))
+    assert target.hosts
+    hosts, host = target.hosts, int(target.random.integers(target.ranks))
     _limit(hosts, host, SLOW_BITS_PER_S)
     return f"the link of host {host} was slow", lambda: _limit(hosts, host, RATE)
 
@@ -101,12 +101,11 @@ def slow(target: Target) -> tuple[str, Callable[[], object]]:
 def _kill_job(target: Target, ways: tuple[str, ...]) -> str:
     way = ways[target.random.integers(len(ways))]
     launcher, *below = target.job.members() or [target.job.process.pid]
-    ranks = [pid for pid in _pids(target.folder) if pid in below]
-    victims = {book.pid for book in target.books(target.victim)}
+    ranks = {book.pid: book.rank for book in diaries(target.folder) if book.pid in below}
     pids = {
         "everything": [launcher, *below],
-        "ranks": ranks or below[-1:],
-        "rank": [pid for pid in ranks if pid in victims] or below[-1:],
+        "ranks": [*ranks] or below[-1:],
+        "rank": [pid for pid, rank in ranks.items() if rank == target.victim] or below[-1:],
         "launcher": [launcher],
         "mpiexec": below[:1] or [launcher],
         "SIGTERM": [launcher],
@@ -118,7 +117,7 @@ def _kill_job(target: Target, ways: tuple[str, ...]) -> str:
 
 
 def _truncate(target: Target, ways: tuple[str, ...]) -> str:
-    ranks = {pid for pid in _pids(target.folder) if pid in target.job.members()}
+    ranks = {book.pid for book in diaries(target.folder)} & {*target.job.members()}
     said = _kill_job(target, ways)
     if target.scenario.restarts:  # after a pause, which is long enough
         target.wait_until(lambda: not ranks & {*target.job.members()})
@@ -183,15 +182,6 @@ def _wait_for_checkpoint(target: Target) -> bool:
 def _wait_for_end(target: Target) -> None:
     target.job.wait(target.limit_s)
     wait_for_end()  # of ranks, too: they write
-
-
-def _pids(folder: Path) -> list[int]:
-    return [book.pid for book in diaries(folder)]
-
-
-def _hosts(target: Target) -> EmulatedHosts:
-    assert target.hosts, "a fault of links is for scenarios over hosts"
-    return target.hosts
 
 
 def _mend(hosts: EmulatedHosts) -> None:

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from parallel_sgd.command_line.cluster import EmulatedHosts
 from parallel_sgd.communication import without_launcher
@@ -33,14 +33,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS = 0x00020000
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a job's program."""
+
+    folder: str  #: of the run, for checkpoints and all more files
+    family: str  #: of `FAMILIES`
+    save_every: int  #: samples between two checkpoints; 0: none
+    timeout_s: float  #: of the communicator
+    clock_back: int = 0  #: the step that begins with the clock set back by a day; 0: none
+    endless: bool = False  #: train until stopped, with evaluations
+
+
 class Job:
     """`parallel-sgd run` of a program of this package, in a process of its own.
 
     Args:
         program: of `programs`, by name.
-        settings: its arguments.
-        folder: gets the output, and has the temporary files.
-        ranks: how many.
         options: more of `parallel-sgd run`.
         hosts: of the ranks; None: this machine.
     """
@@ -48,26 +57,24 @@ class Job:
     def __init__(
         self,
         program: str,
-        settings: Mapping[str, Any],
-        folder: Path,
+        settings: Settings,
         ranks: int,
         options: Sequence[str] = (),
         hosts: EmulatedHosts | None = None,
     ) -> None:
-        self.folder = folder
+        folder = self.folder = Path(settings.folder)
         command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *options]
         if hosts:
             command = [*hosts.inside, *command, *hosts.run_options]
         temporary = folder / TEMPORARY
         temporary.mkdir(exist_ok=True)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        of_hosts = hosts.environment if hosts else {}
-        environ = {**without_launcher(os.environ), **of_hosts}
+        environ = without_launcher(os.environ) | (hosts.environment if hosts else {})
         with (folder / OUTPUT).open("ab") as output:
             self.process = subprocess.Popen(
-                [*command, "-m", f"{__package__}.programs", program, json.dumps(settings)],
+                [*command, "-m", f"{__package__}.programs", program, json.dumps(asdict(settings))],
                 cwd=folder,
-                env={**environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
+                env=environ | {"PYTHONPATH": path, "TMPDIR": str(temporary)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -141,7 +148,11 @@ def processes_left(wait_s: float = GONE_S) -> list[str]:
         The command line of each process.
     """
     left = wait_for_end(wait_s)
-    lines = [_command_line(pid) for pid in left]
+    lines = []
+    for pid in left:
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+            lines.append(words.replace("\0", " ")[:200].strip() or f"process {pid}")
     while left:
         for pid in left:
             signalled(pid, signal.SIGKILL)
@@ -158,10 +169,12 @@ def wait_for_end(wait_s: float = GONE_S) -> list[int]:
     return left
 
 
-def namespaces_left(pid: int) -> list[str]:
-    """Return network namespaces of emulated hosts left by a process."""
+def namespaces_left() -> list[str]:
+    """Return network namespaces of emulated hosts left by this process."""
     done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
-    return [line for line in done.stdout.splitlines() if line.startswith(f"psgd-hosts-{pid}-")]
+    return [
+        line for line in done.stdout.splitlines() if line.startswith(f"psgd-hosts-{os.getpid()}-")
+    ]
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -213,10 +226,3 @@ def _below() -> list[int]:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                 running.append(pid)
     return running
-
-
-def _command_line(pid: int) -> str:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return " ".join(word.decode(errors="replace") for word in words)[:200].strip()
-    return f"process {pid}"

@@ -1,8 +1,9 @@
-"""The programs of a job's ranks: a short training, and an endless one for a soak.
+"""The programs of a job's ranks: a training, short or without end, and learners without end.
 
     parallel-sgd run -n 4 -m benchmarks.faults.programs NAME SETTINGS
 
-SETTINGS are the arguments of the program, as JSON.
+SETTINGS are those of the job, as JSON. Programs without end run until a file `STOP` is in the
+folder.
 """
 
 from __future__ import annotations
@@ -12,50 +13,26 @@ import gc
 import hashlib
 import itertools
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import parallel_sgd as psgd
 from parallel_sgd.communication import launched_rank
 
-from .diary import Diary, Place
+from .diary import Diary, Place, begin_diary
 from .families import FAMILIES
-from .job import STACKS
+from .job import STACKS, Settings
 
 MINIBATCH, HIDDEN = 64, 64
 EPOCHS = 15  #: of 1437 digits
 COMPUTE_S = 0.003  #: of a local step, at least
 CHECKPOINTS = "checkpoints"  #: in the folder of a run
-
-STOP = "stop"  #: a file in the folder of a soak, which ends the program
-TRAINING, LEARNERS = "one training", "learners made and closed"
-SAVE_EVERY, EVALUATE_EVERY = 20_000, 1437  #: samples, in a soak
+STOP = "stop"
+EVALUATE_EVERY = 20  #: steps, in a training without end
 STEPS = 20  #: of a learner that is made and closed
-
-
-@dataclass(frozen=True)
-class Settings:
-    """
-    Attributes:
-        folder: of the run, for checkpoints and all more files.
-        family: of `FAMILIES`.
-        save_every: samples between two checkpoints; 0: none.
-        timeout_s: of the communicator.
-        clock_back: number of the step that begins with the clock set back by a day; 0: none.
-    """
-
-    folder: str
-    family: str
-    save_every: int
-    timeout_s: float
-    clock_back: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,141 +43,110 @@ class End:
     loss: float
 
 
-def train(**given: Any) -> None:
-    """Train a while, from the newest checkpoint on if there is a checkpoint. Collective.
+class Training:
+    """A rank's training, from the newest checkpoint on if there is a checkpoint.
 
     At the end each rank writes ``end-RANK-PID.json``: see `End`.
-
-    Args:
-        given: the settings.
     """
-    settings = Settings(**given)
-    folder, family = Path(settings.folder), FAMILIES[settings.family]
-    rank = launched_rank() or 0
-    diary = Diary.begun(folder, rank)
-    comm = psgd.Communicator.world(timeout_s=settings.timeout_s)
-    training, test = psgd.data.digits()
-    model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
-    learner = psgd.Learner(model.parameters, psgd.SGD(lr=family.lr), family.algorithm(), comm)
-    in_way = in_session if family.session else in_loop
-    in_way(settings, learner, model, training, test, diary)
-    loss, _ = model.evaluate(*test.arrays())
-    digest = hashlib.sha256(model.parameters.flat.tobytes()).hexdigest()[:16]
-    aside = folder / f"end-{rank}-{os.getpid()}.part"
-    aside.write_text(json.dumps(asdict(End(digest, loss))))
-    aside.rename(aside.with_suffix(".json"))
-    diary.enter(Place.END)
 
+    def __init__(self, settings: Settings, diary: Diary, comm: psgd.Communicator) -> None:
+        self.settings, self.diary, self.comm = settings, diary, comm
+        self.every, self.folder = settings.save_every, Path(settings.folder)
+        family = FAMILIES[settings.family]
+        self.data, self.test = psgd.data.digits()
+        self.model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
+        self.learner = psgd.Learner(
+            self.model.parameters, psgd.SGD(lr=family.lr), family.algorithm(), comm
+        )
+        (self.in_session if family.session else self.in_loop)()
+        loss, _ = self.model.evaluate(*self.test.arrays())
+        digest = hashlib.sha256(self.model.parameters.flat.tobytes()).hexdigest()[:16]
+        aside = self.folder / f"end-{diary.rank}-{diary.pid}.part"
+        aside.write_text(json.dumps(asdict(End(digest, loss))))
+        aside.rename(aside.with_suffix(".json"))
+        diary.enter(Place.END)
 
-def in_loop(
-    settings: Settings, learner: Any, model: Any, training: Any, test: Any, diary: Diary
-) -> None:
-    """Train in a loop of the program's own. Collective."""
-    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=EPOCHS)
-    checkpoints = psgd.Checkpoints(Path(settings.folder, CHECKPOINTS), keep=3)
-    every = settings.save_every
-    if every:
-        psgd.resume(learner, checkpoints.folder)
-    saved = learner.samples // max(every, 1)
-    diary.enter(Place.LOCAL_STEP)
-    for number, (x, y) in enumerate(source.minibatches(learner), 1):
-        if number == settings.clock_back:
-            set_clock_back()
-        model.gradient(x, y, out=learner.gradient, ready=learner.ready)
-        time.sleep(COMPUTE_S)
-        diary.enter(Place.EXCHANGE)
-        total = learner.step(samples=len(x))
-        diary.stepped(learner.samples, total)
-        if every and total and learner.samples // every > saved:
-            saved = learner.samples // every
-            diary.enter(Place.CHECKPOINT)
-            checkpoints.save(learner)
+    def in_loop(self) -> None:
+        """Train in a loop of the program's own. Collective."""
+        model, learner, diary, every = self.model, self.learner, self.diary, self.every
+        epochs = 1_000_000 if self.settings.endless else EPOCHS
+        source = psgd.data.Source(self.data, minibatch_size=MINIBATCH, epochs=epochs)
+        checkpoints = psgd.Checkpoints(self.folder / CHECKPOINTS, keep=3)
+        if every:
+            psgd.resume(learner, checkpoints.folder)
+        saved = learner.samples // max(every, 1)
         diary.enter(Place.LOCAL_STEP)
-    diary.enter(Place.FINISH)
-    learner.finish()
-    checkpoints.close()
-
-
-def in_session(
-    settings: Settings, learner: Any, model: Any, training: Any, test: Any, diary: Diary
-) -> None:
-    """Train in a session, with evaluations and checkpoints. Collective."""
-    every, steps = settings.save_every, itertools.count(1)
-
-    class Watched(psgd.training.ModelObjective):
-        def backward(self, learner: psgd.Learner, pieces: Any) -> Any:
-            diary.enter(Place.LOCAL_STEP)
-            if next(steps) == settings.clock_back:
-                set_clock_back()
-            loss = super().backward(learner, pieces)
+        for number, (x, y) in enumerate(source.minibatches(learner), 1):
+            self.begin_step(number)
+            model.gradient(x, y, out=learner.gradient, ready=learner.ready)
             time.sleep(COMPUTE_S)
             diary.enter(Place.EXCHANGE)
-            return loss
-
-    def stepped(row: psgd.Progress) -> None:
-        diary.stepped(learner.samples, learner.last_samples)
-        if every and row.samples % every < MINIBATCH:  # about now
-            diary.enter(Place.CHECKPOINT)
-
-    config = psgd.CheckpointConfig(
-        folder=Path(settings.folder, CHECKPOINTS), every=every or None, resume=True
-    )
-    psgd.TrainingSession(
-        learner=learner,
-        objective=Watched(model),
-        train=training,
-        minibatch_size=MINIBATCH,
-        epochs=EPOCHS,
-        progress_every=MINIBATCH,
-        validation=psgd.CrossValidation(data=test, every=10 * MINIBATCH),
-        checkpoints=config if every else None,
-        callbacks=[stepped],
-    ).run()
-    diary.enter(Place.FINISH)
-
-
-def set_clock_back() -> None:
-    """Set Python's clock of the day back by a day."""
-    now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() - 86_400  # type: ignore[method-assign, assignment, unused-ignore]
-    time.time_ns = lambda: now_ns() - 86_400 * 10**9  # type: ignore[method-assign, assignment, unused-ignore]
-
-
-def soak(folder: str, part: str) -> None:
-    """Run a part of a soak, until a file `STOP` is in the folder. Collective."""
-    Diary.begun(Path(folder), launched_rank() or 0)
-    comm = psgd.Communicator.world(timeout_s=120)
-    {TRAINING: train_on, LEARNERS: make_and_close}[part](Path(folder), comm)
-
-
-def train_on(folder: Path, comm: psgd.Communicator) -> None:
-    """Train with checkpoints and evaluations, until stopped."""
-    training, test = psgd.data.digits()
-    model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
-    algorithm = psgd.DataParallelSGD(gradient_bits=1, overlap=True)
-    learner = psgd.Learner(model.parameters, psgd.MomentumSGD(lr=0.01), algorithm, comm)
-    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=1_000_000)
-    part = psgd.data.Arrays(*(a[comm.rank :: comm.size] for a in test.arrays()))
-    with psgd.Checkpoints(folder / CHECKPOINTS, keep=2) as checkpoints:
-        for x, y in source.minibatches(learner):
-            model.gradient(x, y, out=learner.gradient, ready=learner.ready)
-            before = learner.samples
-            learner.step(samples=len(x))
-            if learner.samples // EVALUATE_EVERY > before // EVALUATE_EVERY:
-                with learner.evaluation():
-                    loss, _ = model.evaluate(*part.arrays())
-                if not np.isfinite(loss):
-                    learner.fail("the loss is not finite")
-                if stopped(folder, comm):
-                    break
-            if learner.samples // SAVE_EVERY > before // SAVE_EVERY:
+            total = learner.step(samples=len(x))
+            diary.stepped(learner.samples, total)
+            if every and total and learner.samples // every > saved:
+                saved = learner.samples // every
+                diary.enter(Place.CHECKPOINT)
                 checkpoints.save(learner)
-    learner.finish()
-    learner.close()
+            diary.enter(Place.LOCAL_STEP)
+            if self.settings.endless and number % EVALUATE_EVERY == 0:
+                with learner.evaluation():
+                    model.evaluate(*self.test.arrays())
+                if stopped(self.folder, self.comm):
+                    break
+        diary.enter(Place.FINISH)
+        learner.finish()
+        checkpoints.close()
+
+    def in_session(self) -> None:
+        """Train in a session, with evaluations and checkpoints. Collective."""
+        diary, every, steps, begin_step = (
+            self.diary,
+            self.every,
+            itertools.count(1),
+            self.begin_step,
+        )
+
+        class Watched(psgd.training.ModelObjective):
+            def backward(self, learner: psgd.Learner, pieces: Any) -> Any:
+                diary.enter(Place.LOCAL_STEP)
+                begin_step(next(steps))
+                loss = super().backward(learner, pieces)
+                time.sleep(COMPUTE_S)
+                diary.enter(Place.EXCHANGE)
+                return loss
+
+        def stepped(row: psgd.Progress) -> None:
+            diary.stepped(self.learner.samples, self.learner.last_samples)
+            if every and row.samples % every < MINIBATCH:  # about now
+                diary.enter(Place.CHECKPOINT)
+
+        checkpoints = self.folder / CHECKPOINTS
+        psgd.TrainingSession(
+            learner=self.learner,
+            objective=Watched(self.model),
+            train=self.data,
+            minibatch_size=MINIBATCH,
+            epochs=EPOCHS,
+            progress_every=MINIBATCH,
+            validation=psgd.CrossValidation(data=self.test, every=10 * MINIBATCH),
+            checkpoints=psgd.CheckpointConfig(folder=checkpoints, every=every, resume=True)
+            if every
+            else None,
+            callbacks=[stepped],
+        ).run()
+        diary.enter(Place.FINISH)
+
+    def begin_step(self, number: int) -> None:
+        """Set Python's clock of the day back by a day, if that is due in this step."""
+        if number == self.settings.clock_back:
+            now, now_ns = time.time, time.time_ns
+            time.time = lambda: now() - 86_400  # type: ignore[method-assign, assignment, unused-ignore]
+            time.time_ns = lambda: now_ns() - 86_400 * 10**9  # type: ignore[method-assign, assignment, unused-ignore]
 
 
-def make_and_close(folder: Path, comm: psgd.Communicator) -> None:
+def make_and_close(settings: Settings, diary: Diary, comm: psgd.Communicator) -> None:
     """Make learners of all families in turn, each for a few steps, until stopped."""
+    folder = Path(settings.folder)
     for made, family in enumerate(itertools.cycle(FAMILIES.values())):
         if stopped(folder, comm):
             return
@@ -226,5 +172,7 @@ def stopped(folder: Path, comm: psgd.Communicator) -> bool:
 
 if __name__ == "__main__":
     faulthandler.register(STACKS, all_threads=True)
-    programs: dict[str, Callable[..., None]] = {"train": train, "soak": soak}
-    programs[sys.argv[1]](**json.loads(sys.argv[2]))
+    settings = Settings(**json.loads(sys.argv[2]))
+    diary = begin_diary(Path(settings.folder), launched_rank() or 0)
+    comm = psgd.Communicator.world(timeout_s=settings.timeout_s)
+    {"train": Training, "learners": make_and_close}[sys.argv[1]](settings, diary, comm)

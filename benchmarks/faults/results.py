@@ -12,8 +12,7 @@ from ..report import Report, machine, table
 from ..statistics import Comparison, compare
 from .scenarios import SCENARIOS
 
-TITLE = "Faults at random moments"
-AS_EXPECTED, NOT_SO, RECOVERY, TO_END = "#2f6da8", "#c0392b", "#2f6da8", "#d08a3c"
+AS_EXPECTED, NOT_SO, TO_END = "#2f6da8", "#c0392b", "#d08a3c"
 MOST_LINES = 60  #: of a figure
 EQUIVALENT = 0.01  #: nats: mean losses that differ by less are equally good
 FEWEST_LOSSES = 10  #: below, losses are not compared
@@ -26,40 +25,24 @@ HEAD = (
 
 @dataclass
 class Outcome:
-    """
-    Attributes:
-        scenario, family, number: of the run.
-        faults: in words.
-        met: whether the outcome is the expected outcome.
-        missed: whether training ended before the fault could do anything.
-        hung: whether the job had to be killed.
-        code: the last job's exit code.
-        seconds: from the fault to the job's end, the longest.
-        lost_samples: work lost, by fault.
-        recovery_s: seconds from a fault to the next step, by fault.
-        loss: of the final model, in nats.
-        undisturbed: loss of an undisturbed run.
-        wrong: the error of the result, in words; empty: none.
-        left: processes and files left behind.
-        said: the end of the job's output, if something went wrong.
-    """
+    """The outcome of run `number` of a family in a scenario."""
 
     scenario: str
     family: str
     number: int
-    faults: list[str] = field(default_factory=list)
-    met: bool = False
-    missed: bool = False
-    hung: bool = False
-    code: int | None = None
-    seconds: float = 0.0
-    lost_samples: list[int] = field(default_factory=list)
-    recovery_s: list[float] = field(default_factory=list)
-    loss: float | None = None
-    undisturbed: float | None = None
-    wrong: str = ""
-    left: list[str] = field(default_factory=list)
-    said: str = ""
+    faults: list[str] = field(default_factory=list)  #: in words
+    met: bool = False  #: as expected
+    missed: bool = False  #: training ended before the fault could do anything
+    hung: bool = False  #: the job had to be killed
+    code: int | None = None  #: the last job's exit code
+    seconds: float = 0.0  #: from the fault to the job's end, the longest
+    lost_samples: list[int] = field(default_factory=list)  #: by fault
+    recovery_s: list[float] = field(default_factory=list)  #: to the next step, by fault
+    loss: float | None = None  #: of the final model, in nats
+    undisturbed: float | None = None  #: loss of an undisturbed run
+    wrong: str = ""  #: the error of the result, in words; empty: none
+    left: list[str] = field(default_factory=list)  #: processes and files left behind
+    said: str = ""  #: the end of the job's output, if something went wrong
 
     @property
     def bad(self) -> bool:
@@ -104,19 +87,17 @@ def cells(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({max(values):{form}})" if values else ""
+
+
 @dataclass
 class Results:
-    """
-    Attributes:
-        options: of the benchmark, and the MPI.
-        outcomes: of all runs.
-        namespaces: of emulated hosts, left at the end.
-        machine: of the runs.
-    """
+    """The outcomes of all runs."""
 
-    options: dict[str, Any]
+    options: dict[str, Any]  #: of the benchmark, and the MPI
     outcomes: list[Outcome] = field(default_factory=list)
-    namespaces: list[str] = field(default_factory=list)
+    namespaces: list[str] = field(default_factory=list)  #: of emulated hosts, left at the end
     machine: dict[str, Any] = field(default_factory=machine)
 
 
@@ -124,7 +105,8 @@ class Summary(Report):
     """A table, a JSON file and a figure of the results."""
 
     def __init__(self, results: Results) -> None:
-        super().__init__(f"{TITLE}: {results.options['ranks']} ranks, {results.options['mpi']}")
+        ranks, mpi = results.options["ranks"], results.options["mpi"]
+        super().__init__(f"Faults at random moments: {ranks} ranks, {mpi}")
         self.results = results
         order = list(SCENARIOS)
         self.rows_of: dict[tuple[str, str], list[Outcome]] = {}
@@ -175,24 +157,19 @@ class Summary(Report):
             titles, path, self.title, size=size, notes=notes, legend=legend, sharey=True
         ) as axes:
             counts, seconds = axes["runs"], axes["seconds"]
+            recovered, ended = [], []  # points: seconds, and line
             for y, hit in enumerate(reversed(lines.values())):
                 met = sum(outcome.met for outcome in hit)
                 counts.barh(y, met, color=AS_EXPECTED)
                 counts.barh(y, len(hit) - met, left=met, color=NOT_SO)
-                recovery_s = [s for outcome in hit for s in outcome.recovery_s]
-                for times, color in (
-                    (recovery_s, RECOVERY),
-                    ([outcome.seconds for outcome in hit], TO_END),
-                ):
-                    seconds.plot(times, [y] * len(times), "|", color=color, alpha=0.6)
+                recovered += [(s, y) for outcome in hit for s in outcome.recovery_s]
+                ended += [(outcome.seconds, y) for outcome in hit]
+            for points, color, label in (
+                (recovered, AS_EXPECTED, "to the first step after it"),
+                (ended, TO_END, "to the job's end"),
+            ):
+                x, line = zip(*points, strict=True) if points else ((), ())
+                seconds.plot(x, line, "|", color=color, alpha=0.6, label=label)
             counts.set_yticks(range(len(lines)), [*reversed(lines)], fontsize=8)
             counts.set_xlabel("runs (red: not as they must be)")
             seconds.set_xlabel("seconds from the fault")
-            seconds.plot([], [], "|", color=RECOVERY, label="to the first step after it")
-            seconds.plot([], [], "|", color=TO_END, label="to the job's end")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values:
-        return ""
-    return f"{statistics.median(values):{form}} ({max(values):{form}})"

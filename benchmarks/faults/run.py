@@ -78,13 +78,12 @@ class Bench(ExitStack):
         """Return the result of undisturbed jobs, run once for all."""
         case = name, scenario.hosts, scenario.saves
         if case not in self._references:
-            calm = replace(
-                scenario, survive=False, spares=0, restarts=False, kills=1, timeout_s=300.0
+            calm = Scenario(
+                "nothing", scenario.fault, "goes on", hosts=scenario.hosts, saves=scenario.saves
             )
-            unknown = Reference("", math.nan, 1.0, 1.0, 1)
             found = []
             for number in range(1 if FAMILIES[name].repeats else UNDISTURBED):
-                target = self.target(calm, "calm", name, number, unknown)
+                target = self.target(calm, "calm", name, number, Reference())
                 with target.traces:
                     found.append(undisturbed(target))
             loss = statistics.fmean(reference.loss for reference in found)
@@ -119,22 +118,26 @@ def disturb(target: Target, outcome: Outcome) -> None:
     before = belongings(target.folder, target.hosts)
     by_hand = scenario.expected == "resumes" and not scenario.restarts
     times = int(target.random.integers(1, scenario.most + 1))
-    struck: list[float] = []
     for start in range(TRIES):
         target.start()
         job = target.job
         target.traces.callback(job.kill)
-        hits = start < times and fault.wait(target)
-        since_s = target.struck_s = time.monotonic()
-        if hits:
+        strikes = start < times and fault.wait(target)
+        since_s = time.monotonic()
+        if strikes:
+            target.struck.append(since_s)
             outcome.faults.append(fault.strike(target))
-            struck.append(target.struck_s)
-            _lose_others(target, outcome, struck)
+            for victim in target.victims[1:]:
+                target.victim = victim
+                if not target.wait_for_next():
+                    break
+                target.struck.append(time.monotonic())
+                outcome.faults.append(target.signal_victim(signal.SIGKILL))
         if not job.wait(target.limit_s):
             outcome.hung = True
             job.give_up()
         outcome.code = job.process.returncode
-        if hits:
+        if strikes:
             outcome.seconds = max(outcome.seconds, time.monotonic() - since_s)
         outcome.left += processes_left()
         if not target.launcher_killed:
@@ -144,32 +147,15 @@ def disturb(target: Target, outcome: Outcome) -> None:
         target.repair()
     outcome.missed = not outcome.faults
     if scenario.expected != "ends":
-        _measure(target, outcome, struck)
+        books, again = diaries(target.folder), scenario.expected == "resumes"
+        for struck_s, until_s in pairwise([*target.struck, math.inf]):
+            outcome.lost_samples.append(lost_samples(books, struck_s, until_s))
+            seconds = recovery_s(books, struck_s, started_again=again)
+            outcome.recovery_s += [] if seconds is None else [seconds]
     if not outcome.hung:
         judge(target, outcome)
     if outcome.bad:
         outcome.said = target.job.said
-
-
-def _lose_others(target: Target, outcome: Outcome, struck: list[float]) -> None:
-    for victim in target.victims[1:]:
-        target.victim = victim
-        if not target.wait_for_next():
-            return
-        target.struck_s = time.monotonic()
-        outcome.faults.append(target.signal_victim(signal.SIGKILL)[1])
-        struck.append(target.struck_s)
-
-
-def _measure(target: Target, outcome: Outcome, struck: list[float]) -> None:
-    """Measure the cost of each fault."""
-    books = diaries(target.folder)
-    again = target.scenario.expected == "resumes"
-    for since_s, until_s in pairwise([*struck, math.inf]):
-        outcome.lost_samples.append(lost_samples(books, since_s, until_s))
-        seconds = recovery_s(books, since_s, started_again=again)
-        if seconds is not None:
-            outcome.recovery_s.append(seconds)
 
 
 def judge(target: Target, outcome: Outcome) -> None:

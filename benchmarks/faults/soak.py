@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ import numpy as np
 from ..panels import FilePath, panels
 from ..report import Report, machine, table
 from .diary import diaries
-from .job import Job, processes_left
-from .programs import LEARNERS, STOP, TRAINING
+from .job import Job, Settings, processes_left
+from .programs import STOP
 
+PARTS = {"one training": "train", "learners made and closed": "learners"}  #: and programs
+SAVE_EVERY = 20_000  #: samples
 QUANTITIES = {"memory_mib": "memory, MiB", "descriptors": "open files", "threads": "threads"}
 SAMPLES = 120  #: of a part, about
 WARM = 0.3  #: of a part: what is taken once, is taken then
@@ -41,19 +44,12 @@ class Sample:
 
 @dataclass
 class Soak:
-    """
-    Attributes:
-        ranks: of each part.
-        minutes: of both parts together.
-        samples: of all processes.
-        problems: failed jobs, and leftovers, in words.
-        machine: of the measurement.
-    """
+    """The samples of all processes, in `minutes` for both parts together."""
 
     ranks: int
     minutes: float
     samples: list[Sample] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  #: failed jobs, and leftovers, in words
     machine: dict[str, Any] = field(default_factory=machine)
 
     def lines(self) -> dict[tuple[str, int], list[Sample]]:
@@ -84,15 +80,17 @@ class Growth(NamedTuple):
 def measure(folder: Path, ranks: int, seconds: float) -> Soak:
     """Run both parts in turn, for half of the time each."""
     result = Soak(ranks, seconds / 60)
-    for number, part in enumerate((TRAINING, LEARNERS)):
-        own = folder / f"soak-{number}"
+    for part, program in PARTS.items():
+        own = folder / program
         own.mkdir()
-        job = Job("soak", {"folder": str(own), "part": part}, own, ranks)
+        job = Job(program, Settings(str(own), "overlap", SAVE_EVERY, 120, endless=True), ranks)
         while not job.wait(seconds / 2 / SAMPLES):
             time_s = time.monotonic() - job.began_s
             if time_s >= seconds / 2:
                 break
-            result.samples += samples(part, own, time_s)
+            for book in diaries(own):
+                with suppress(FileNotFoundError, ProcessLookupError):  # it is just ending
+                    result.samples.append(Sample(part, book.rank, time_s, *used(book.pid)))
         early = job.ended
         (own / STOP).touch()
         if not job.wait(STOPS_S):
@@ -102,17 +100,6 @@ def measure(folder: Path, ranks: int, seconds: float) -> Soak:
             result.problems.append(f"{part}: exit code {job.process.returncode}: {job.said}")
         result.problems += [f"{part}: left {line}" for line in processes_left()]
     return result
-
-
-def samples(part: str, folder: Path, time_s: float) -> list[Sample]:
-    """Sample all living ranks."""
-    found = []
-    for book in diaries(folder):
-        try:
-            found.append(Sample(part, book.rank, time_s, *used(book.pid)))
-        except (FileNotFoundError, ProcessLookupError):  # it is just ending
-            continue
-    return found
 
 
 def used(pid: int) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,8 @@ from parallel_sgd.command_line.cluster import EmulatedHosts
 
 from .diary import Diary, Place, diaries
 from .families import FAMILIES
-from .job import Job, signalled
-from .programs import CHECKPOINTS, Settings
+from .job import Job, Settings, signalled
+from .programs import CHECKPOINTS
 
 SAVE_EVERY = 1500  #: samples
 SECONDS = 30.0  #: that a job may take to end, beside those of a whole undisturbed one three times
@@ -32,83 +32,48 @@ newest checkpoint, bit for bit."""
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, once in a run.
+    """A fault, once in a run."""
 
-    Attributes:
-        strike: strikes, and says in words what happened.
-        prepare: called before the job starts.
-        wait: for the moment; returns whether the job still runs.
-    """
-
-    strike: Callable[[Target], str]
-    prepare: Callable[[Target], object] = lambda target: None
+    strike: Callable[[Target], str]  #: says in words what happened
+    prepare: Callable[[Target], object] = lambda target: None  #: called before the job starts
     wait: Callable[[Target], bool] = lambda target: target.wait_for_moment()
+    """Waits for the moment; returns whether the job still runs."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """
-    Attributes:
-        what: the fault in words.
-        fault: strikes.
-        expected: the expected outcome.
-        families: in this scenario.
-        survive, spares, restarts: of `parallel-sgd run`.
-        hosts: whether each rank is on its own emulated host.
-        training: whether the fault strikes in training, and never while the job starts.
-        saves: whether saving families write checkpoints; always if a server fails.
-        most: the most faults in a run, each after a new start.
-        kills: number of ranks killed in turn, without a new start.
-        timeout_s: of the ranks' communicator.
-        root: whether the fault needs root, as hosts do.
-    """
+    """A fault, and the outcome that is expected."""
 
-    what: str
+    what: str  #: the fault in words
     fault: Fault
     expected: Expected
     families: tuple[str, ...] = tuple(FAMILIES)
-    survive: bool = False
+    survive: bool = False  #: this and the next two: options of `parallel-sgd run`
     spares: int = 0
     restarts: bool = False
-    hosts: bool = False
-    training: bool = True
-    saves: bool = True
-    most: int = 1
-    kills: int = 1
-    timeout_s: float = 300.0
-    root: bool = False
-
-    @property
-    def options(self) -> list[str]:
-        """The options of `parallel-sgd run`."""
-        spares = ["--spares", str(self.spares)] if self.spares else []
-        return ["--survive"] * self.survive + spares + ["--restarts", "5"] * self.restarts
+    hosts: bool = False  #: each rank is on its own emulated host
+    training: bool = True  #: the fault strikes in training, and never while the job starts
+    saves: bool = True  #: saving families write checkpoints; always if a server fails
+    most: int = 1  #: faults in a run, each after a new start
+    kills: int = 1  #: ranks killed in turn, without a new start
+    timeout_s: float = 300.0  #: of the ranks' communicator
+    root: bool = False  #: the fault needs root, as hosts do
 
 
 @dataclass(frozen=True)
 class Reference:
-    """An undisturbed run.
+    """An undisturbed run. The defaults are for the undisturbed run itself."""
 
-    Attributes:
-        model: the checksum of the final one.
-        loss: of the final model on the test data, in nats; the mean of several runs if runs differ.
-        start_s: from the launch to the end of the first step.
-        training_s: from there to the end of the last step.
-        steps: of a rank.
-    """
-
-    model: str
-    loss: float
-    start_s: float
-    training_s: float
-    steps: int
+    model: str = ""  #: the checksum of the final model
+    loss: float = np.nan  #: of the final model, in nats; the mean of several runs if runs differ
+    start_s: float = 1.0  #: from the launch to the end of the first step
+    training_s: float = 1.0  #: from there to the end of the last step
+    steps: int = 1  #: of a rank
 
 
 class Target:
     """
     Args:
-        scenario, family: of the run.
-        folder: of the run.
         ranks: in training and serving, spares apart.
         reference: an undisturbed run on as many ranks.
         random: draws everything random.
@@ -119,13 +84,15 @@ class Target:
         victims: ranks that fail, in this order.
         victim: the next to fail.
         job: the running job, or the last job.
-        struck_s: time of the latest fault, on the monotonic clock.
+        struck: times of the faults, on the monotonic clock.
         launcher_killed: whether only the next launcher can remove the job's files.
         repair: what a user does before a new start of the job.
         traces: of the fault; removed after the run.
     """
 
     job: Job
+    launcher_killed: bool
+    repair: Callable[[], object]
 
     def __init__(
         self,
@@ -149,20 +116,19 @@ class Target:
         self.settings = Settings(str(folder), family, every, scenario.timeout_s)
         self.limit_s = SECONDS + 3 * (reference.start_s + reference.training_s)
         self.limit_s += scenario.timeout_s * (scenario.timeout_s < 60)
-        self.struck_s = 0.0
-        self.launcher_killed = False
-        self.repair: Callable[[], object] = lambda: None
+        self.struck: list[float] = []
         self.traces = ExitStack()
-        self._books: list[Diary] = []
 
     def start(self) -> None:
         """Start the job."""
-        self._books, self.launcher_killed, self.repair = [], False, lambda: None
-        options, servers = self.scenario.options, self.family.servers
+        self._books: list[Diary] = []
+        self.launcher_killed, self.repair = False, lambda: None
+        scenario, servers = self.scenario, self.family.servers
+        options = ["--survive"] * scenario.survive + ["--restarts", "5"] * scenario.restarts
+        options += ["--spares", str(scenario.spares)] if scenario.spares else []
         options += ["--servers", str(servers)] if servers else []
-        ranks = self.ranks + self.scenario.spares
-        settings = asdict(self.settings)
-        self.job = Job("train", settings, self.folder, ranks, options, self.hosts)
+        ranks = self.ranks + scenario.spares
+        self.job = Job("train", self.settings, ranks, options, self.hosts)
 
     def serves(self, rank: int) -> bool:
         return rank >= self.ranks - self.family.servers
@@ -171,11 +137,11 @@ class Target:
         """Return the diaries of a rank, the newest last."""
         return [book for book in diaries(self.folder) if book.rank == rank]
 
-    def signal_victim(self, number: signal.Signals) -> tuple[int, str]:
-        """Send the victim a signal; return the victim's process, and what happened in words."""
+    def signal_victim(self, number: signal.Signals) -> str:
+        """Send the victim a signal; return what happened in words."""
         book = self.books(self.victim)[-1]
         signalled(book.pid, number)
-        return book.pid, f"{number.name} to rank {self.victim} in {book.place.name}"
+        return f"{number.name} to rank {self.victim} in {book.place.name}"
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint by its name, the number of samples."""
@@ -183,8 +149,9 @@ class Target:
         found = [path for path in paths if path.name.isdecimal()]
         return max(found, key=lambda path: int(path.name), default=None)
 
+    # All waits return whether the job still runs.
+
     def wait_until(self, condition: Callable[[], object]) -> bool:
-        """Wait for a condition; return whether the job still runs then."""
         deadline = time.monotonic() + self.limit_s
         while not condition():
             if self.job.ended or time.monotonic() > deadline:
@@ -193,11 +160,11 @@ class Target:
         return not self.job.ended
 
     def wait_until_s(self, moment_s: float) -> bool:
-        """Wait for a moment on the monotonic clock; return whether the job still runs."""
+        """Wait for a moment on the monotonic clock."""
         return self.wait_until(lambda: time.monotonic() >= moment_s)
 
     def wait_for_moment(self) -> bool:
-        """Wait for a random moment of the run, or of its training; return whether the job runs.
+        """Wait for a random moment of the run, or of its training.
 
         Moments of training are counted in steps: the pace of a busy machine is unknown.
         """
@@ -211,25 +178,22 @@ class Target:
         within_s = random.uniform(0, 2 * reference.training_s / reference.steps)
         return self.wait_for_step() and self.wait_until_s(time.monotonic() + within_s)
 
-    def wait_for_step(self) -> bool:
-        """Wait for a random step of the training; return whether the job still runs."""
-        steps = self.random.integers(1, self.reference.steps + 1)
+    def wait_for_step(self, first: int = 1) -> bool:
+        """Wait for a random step of the training."""
+        steps = self.random.integers(first, max(first, self.reference.steps) + 1)
         return self.wait_until(lambda: self._steps() >= steps)
 
     def wait_for_place(self, place: Place) -> bool:
-        """Wait until the victim is in a place; return whether the job still runs."""
+        """Wait until the victim is in a place."""
         return self.wait_until(
             lambda: (self.victim, place) in {(b.rank, b.place) for b in self._books_of_job()}
         )
 
     def wait_for_next(self) -> bool:
-        """Wait for a moment after a rank's failure, often during recovery; return whether the job
-        still runs."""
+        """Wait for a moment after a rank's failure, often during recovery."""
         if self.random.random() < AT_ONCE:
-            return self.wait_until_s(self.struck_s + self.random.uniform(0, AT_ONCE_S))
-        now = self._steps()
-        steps = now + self.random.integers(1 + max(0, self.reference.steps - now))
-        return self.wait_until(lambda: self._steps() >= steps)
+            return self.wait_until_s(self.struck[-1] + self.random.uniform(0, AT_ONCE_S))
+        return self.wait_for_step(self._steps())
 
     def _steps(self) -> int:
         """Return the slowest rank's steps since the job's start; 0 while a rank is missing."""

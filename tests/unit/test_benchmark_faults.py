@@ -17,7 +17,15 @@ from benchmark_players import options_of
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import command as faults
 from benchmarks.faults import job, soak
-from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
+from benchmarks.faults.diary import (
+    STEPS,
+    Diary,
+    Place,
+    begin_diary,
+    diaries,
+    lost_samples,
+    recovery_s,
+)
 from benchmarks.faults.families import FAMILIES
 from benchmarks.faults.programs import End
 from benchmarks.faults.results import Outcome, Results, Summary, comparison
@@ -33,7 +41,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
     for steps in (2, 5):
         pid = os.fork()
         if pid == 0:
-            diary = Diary.begun(tmp_path, 2)
+            diary = begin_diary(tmp_path, 2)
             for step in range(steps):
                 diary.stepped(64 * (step + 1), 64)
             diary.enter(Place.EXCHANGE)
@@ -46,7 +54,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
 
 
 def test_a_diary_that_is_full_takes_no_more(tmp_path):
-    diary = Diary.begun(tmp_path, 0)
+    diary = begin_diary(tmp_path, 0)
     for step in range(STEPS + 1):
         diary.stepped(step, 1)
     assert len(diary.entries()) == STEPS
@@ -54,7 +62,7 @@ def test_a_diary_that_is_full_takes_no_more(tmp_path):
 
 def written(folder, rank, entries, begun_s=0.0):
     diary = Diary(folder / f"{rank}-{int(100 + begun_s)}.diary", "w+")
-    diary._head["time_s"] = begun_s
+    diary._head["time_s"] = diary.begun_s = begun_s
     for number, entry in enumerate(entries):
         diary._entries[number] = entry
         diary._head["samples"][0] = number + 1
