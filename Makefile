@@ -209,13 +209,18 @@ test-mpich-1: SELECTED = -m messages
 test-mpich-3 test-openmpi-2: SELECTED = -m "messages and not few_ranks"
 test-openmpi-3: SELECTED = -m "few_ranks or (ranks and not messages)"
 test-openmpi-4: SELECTED = -m "(messages or ranks) and not few_ranks"
+# Each rank collects the tests for itself, so it reads only files that have such a mark.
+test-mpich-1 test-mpich-3 test-openmpi-2: MARKED = mark\.messages
+test-openmpi-3: MARKED = few_ranks|mark\.ranks
+test-openmpi-4: MARKED = mark\.(messages|ranks)
 test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"
 
 # Every test runs on MPICH with two ranks. The other worlds run what depends on the MPI or on its size.
 define WORLD
 test-$(1)-$(2): .venv/$(1)/installed
-	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider -p no:hypothesispytest $$(SELECTED) tests/parallel
+	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider -p no:hypothesispytest $$(SELECTED) \
+		$$(if $$(MARKED),$$(shell grep -lE '$$(MARKED)' tests/parallel/test_*.py),tests/parallel)
 endef
 $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
 
