@@ -168,12 +168,12 @@ def mutated(random, data):
     return data
 
 
-def test_thousands_of_changed_recordings_are_taken_or_refused(tmp_path):
+def test_hundreds_of_changed_recordings_are_taken_or_refused(tmp_path):
     """By nothing but a UserError of one line, which can be sent to other ranks."""
     recorded(tmp_path, [0, 1, 2, 1])
     random, ends = np.random.default_rng(9), Counter()
     right = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for number in range(2000):
+    for number in range(1000):
         changed = sorted(right)[number % 4 > 0]
         changed.write_bytes(mutated(random, right[changed]))
         try:
@@ -186,7 +186,7 @@ def test_thousands_of_changed_recordings_are_taken_or_refused(tmp_path):
             assert order.next() in (None, 0, 1, 2)
             ends["taken"] += 1
         changed.write_bytes(right[changed])
-    assert min(ends.values()) > 10, ends
+    assert min(ends.values()) > 5, ends
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/x", "a\0b"])

@@ -126,7 +126,7 @@ def test_a_server_dies_in_a_round() -> None:
     """Also as some workers have had their answers: each round is in the model once."""
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
     killed = 0
-    for number in range(80, 170):
+    for number in range(80, 170, 3):
         left = after_a_kill(adding(algorithm), 2 + number % 2, number)
         if left is None:
             break
@@ -134,7 +134,7 @@ def test_a_server_dies_in_a_round() -> None:
         expected = STEPS * sum(BASE**rank for rank in workers) / len(workers)
         assert np.all(left[0][0] == expected), (number, left[0][0])
         killed += 1
-    assert killed > 20
+    assert killed > 6
 
 
 def test_a_server_dies_beside_one_that_holds_nothing() -> None:
@@ -142,13 +142,13 @@ def test_a_server_dies_beside_one_that_holds_nothing() -> None:
     one, and of those who had not begun."""
     algorithm = psgd.DataParallelASGD(servers=4, sync_steps=1, mode="sync")  # and two slices
     killed = 0
-    for number in range(50, 130):
+    for number in range(50, 130, 3):
         left = after_a_kill(adding(algorithm), 2 + number % 4, number, ranks=6)
         if left is None:
             break
         assert np.all(left[0][0] == STEPS * (1 + BASE) / 2), (number, left[0][0])
         killed += 1
-    assert killed > 20
+    assert killed > 6
 
 
 def test_a_server_dies_in_a_step_that_ends_no_round() -> None:
@@ -156,13 +156,13 @@ def test_a_server_dies_in_a_step_that_ends_no_round() -> None:
     algorithm = psgd.DataParallelASGD(servers=2, sync_steps=3, mode="sync", min_block=10)
     (whole, *_), *_ = simulate_recovery(5, adding(algorithm), timeout_s=30)
     killed = 0
-    for number in range(40, 130):
+    for number in range(40, 130, 3):
         left = after_a_kill(adding(algorithm), 3 + number % 2, number, ranks=5)
         if left is None:
             break
         assert np.array_equal(left[0][0], whole), number
         killed += 1
-    assert killed > 20
+    assert killed > 6
 
 
 ROUNDS = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
