@@ -41,9 +41,7 @@ from .soak import Soak, Soaked, measure
 from .target import Scenario
 
 SOAK_MINUTES = 60
-
-#: Runs for each fault that is wanted, at most: some are at their end before it strikes.
-RUNS = 3
+RUNS = 3  #: for each fault that is wanted, at most: some are at their end before it strikes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> Report:
-    """Read the results of runs under faults, or of a soak.
-
-    Raises:
-        UserError: the file holds something else.
-    """
+    """Read the results of runs under faults, or of a soak."""
     if "outcomes" in Path(options.table).read_text():
         return Summary(load(options.table, Results))
     return Soaked(load(options.table, Soak))
@@ -78,17 +72,13 @@ def main(options: argparse.Namespace) -> Report:
         _say("not as root: what others leave in /dev/shm is counted, too")
     with tempfile.TemporaryDirectory(prefix="faults-") as name:  # short: paths of MPI's sockets
         if options.what == "soak":
-            minutes = options.minutes or SOAK_MINUTES
-            return Soaked(measure(Path(name), options.ranks, 60 * minutes))
+            seconds = 60 * (options.minutes or SOAK_MINUTES)
+            return Soaked(measure(Path(name), options.ranks, seconds))
         return kills(options, Path(name), alone)
 
 
 def kills(options: argparse.Namespace, folder: Path, root: bool) -> Summary:
-    """Carry out scenarios and families in turn, until each has its faults.
-
-    Args:
-        root: whether scenarios that need root are possible.
-    """
+    """Carry out scenarios and families in turn, until each has its faults."""
     mpi = bound_mpi()
     possible: list[list[tuple[str, str]]] = []
     names = options.families or FAMILIES

@@ -116,14 +116,20 @@ def _kill_job(target: Target, ways: tuple[str, ...]) -> str:
     return f"the job was killed: {way}"
 
 
-def _truncate(target: Target, ways: tuple[str, ...]) -> str:
+def _end_job(target: Target, ways: tuple[str, ...]) -> str:
+    """Kill the job, and wait for the end of its ranks: they write."""
     ranks = {book.pid for book in diaries(target.folder)} & {*target.job.members()}
     said = _kill_job(target, ways)
     if target.scenario.restarts:  # after a pause, which is long enough
         target.wait_until(lambda: not ranks & {*target.job.members()})
     else:
-        _wait_for_end(target)
-    newest = target.newest_checkpoint()
+        target.job.wait(target.limit_s)
+        wait_for_end()
+    return said
+
+
+def _truncate(target: Target, ways: tuple[str, ...]) -> str:
+    said, newest = _end_job(target, ways), target.newest_checkpoint()
     if newest is None:
         return said
     files = sorted(path for path in newest.rglob("*") if path.is_file())
@@ -146,9 +152,7 @@ def _plan_clock(target: Target) -> None:
 
 def _set_times(target: Target) -> str:
     """Kill the job, and give its files times in any order."""
-    said = _kill_job(target, WAYS)
-    _wait_for_end(target)
-    folder = target.folder / CHECKPOINTS
+    said, folder = _end_job(target, WAYS), target.folder / CHECKPOINTS
     for path in [folder, *folder.rglob("*")]:
         then = time.time() - float(target.random.uniform(-1e6, 1e6))
         os.utime(path, (then, then))
@@ -177,11 +181,6 @@ def _fill_disk(target: Target) -> str:
 
 def _wait_for_checkpoint(target: Target) -> bool:
     return target.wait_for_moment() and target.wait_until(target.newest_checkpoint)
-
-
-def _wait_for_end(target: Target) -> None:
-    target.job.wait(target.limit_s)
-    wait_for_end()  # of ranks, too: they write
 
 
 def _mend(hosts: EmulatedHosts) -> None:

@@ -102,14 +102,13 @@ class Job:
 
     def give_up(self) -> None:
         """Have every living rank print the stacks of its threads, and kill the job."""
-        for pid in {book.pid for book in diaries(self.folder)} & set(descendants(os.getpid())):
+        for pid in {book.pid for book in diaries(self.folder)} & {*descendants(os.getpid())}:
             signalled(pid, signal.SIGCONT)
             signalled(pid, STACKS)
         time.sleep(1.0)
         self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the job."""
         for pid in self.members():
             signalled(pid, signal.SIGKILL)
         self.process.wait()
@@ -156,8 +155,7 @@ def processes_left(wait_s: float = GONE_S) -> list[str]:
     while left:
         for pid in left:
             signalled(pid, signal.SIGKILL)
-        time.sleep(0.02)
-        left = _below()
+        left = wait_for_end(0.02)
     return lines
 
 

@@ -39,7 +39,6 @@ class Bench(ExitStack):
     """The hosts and undisturbed runs of all disturbed runs. A `with` block.
 
     Args:
-        folder: for all runs.
         ranks: in training and serving, spares apart.
         seed: of all moments and victims.
     """
@@ -76,11 +75,10 @@ class Bench(ExitStack):
 
     def _reference(self, scenario: Scenario, name: str) -> Reference:
         """Return the result of undisturbed jobs, run once for all."""
-        case = name, scenario.hosts, scenario.saves
+        hosts, saves = scenario.hosts, scenario.saves
+        case = name, hosts, saves
         if case not in self._references:
-            calm = Scenario(
-                "nothing", scenario.fault, "goes on", hosts=scenario.hosts, saves=scenario.saves
-            )
+            calm = Scenario("nothing", scenario.fault, "goes on", hosts=hosts, saves=saves)
             found = []
             for number in range(1 if FAMILIES[name].repeats else UNDISTURBED):
                 target = self.target(calm, "calm", name, number, Reference())
@@ -98,7 +96,7 @@ def undisturbed(target: Target) -> Reference:
         RuntimeError: the run fails.
     """
     target.start()
-    job, name = target.job, target.settings.family
+    job, name = target.job, target.name
     if not job.wait(600) or job.process.returncode != 0:
         job.kill()
         raise RuntimeError(f"{name} fails without any fault: {job.said}")
@@ -190,8 +188,8 @@ def ends(folder: Path) -> dict[int, End]:
 
 def must_replace(target: Target) -> bool:
     """Return whether a spare must have replaced the victim: not after the end of training."""
-    last = [book.place for book in target.books(target.victim)]
-    return target.scenario.spares > 0 and Place.FINISH not in last[-1:]
+    books = target.books(target.victim)
+    return target.scenario.spares > 0 and not (books and books[-1].place == Place.FINISH)
 
 
 def wrong_result(
@@ -200,7 +198,6 @@ def wrong_result(
     """Say in words why the result of a run is wrong; empty if right.
 
     Args:
-        ends: by rank.
         ranks: required number of ends.
         model: required checksum; None: any.
         loss: of an undisturbed run, in nats.

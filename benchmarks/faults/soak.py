@@ -71,10 +71,7 @@ class Growth(NamedTuple):
     last: float
     growth: float
     limit: float
-
-    @property
-    def flat(self) -> bool:
-        return self.growth <= self.limit
+    flat: bool
 
 
 def measure(folder: Path, ranks: int, seconds: float) -> Soak:
@@ -129,7 +126,8 @@ def growths(soak: Soak) -> list[Growth]:
             growth = float(slope * (times[-1] - times[0]))
             if quantity == "memory_mib":
                 limit = max(limit, SHARE * first)
-            found.append(Growth(part, rank, quantity, first, last, growth, limit))
+            flat = growth <= limit
+            found.append(Growth(part, rank, quantity, first, last, growth, limit, flat))
     return found
 
 
@@ -139,18 +137,15 @@ class Soaked(Report):
     def __init__(self, soak: Soak) -> None:
         super().__init__(f"A soak of {soak.minutes:g} minutes on {soak.ranks} ranks")
         self.soak, self.growths = soak, growths(soak)
-
-    @property
-    def count(self) -> str:
-        """The numbers of all and of growing quantities, in words."""
-        grows = sum(not one.flat for one in self.growths)
-        return f"{len(self.growths)} quantities, of which {grows} grow."
+        grow = sum(not one.flat for one in self.growths)
+        self.count = f"{len(self.growths)} quantities, of which {grow} grow."
 
     def print(self) -> None:
-        rows = []
-        for one in self.growths:
-            numbers, flat = (f"{value:.1f}" for value in one[3:]), "flat" if one.flat else "GROWS"
-            rows.append((one.part, str(one.rank), QUANTITIES[one.quantity], *numbers, flat))
+        rows = [
+            (part, str(rank), QUANTITIES[quantity], *(f"{number:.1f}" for number in numbers),
+             "flat" if flat else "GROWS")
+            for part, rank, quantity, *numbers, flat in self.growths
+        ]  # fmt: skip
         lines = table(("", "rank", "", "warm", "end", "growth", "limit", ""), rows)
         print(f"\n{self.title}\n", *lines, "", self.count, *self.soak.problems, sep="\n")
 

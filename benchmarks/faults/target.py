@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -71,53 +71,36 @@ class Reference:
     steps: int = 1  #: of a rank
 
 
+@dataclass
 class Target:
-    """
-    Args:
-        ranks: in training and serving, spares apart.
-        reference: an undisturbed run on as many ranks.
-        random: draws everything random.
-        hosts: of the ranks, if the scenario has hosts.
+    """A run of a family in a scenario: its job, and the ranks that fail."""
 
-    Attributes:
-        settings: of the child program.
-        victims: ranks that fail, in this order.
-        victim: the next to fail.
-        job: the running job, or the last job.
-        struck: times of the faults, on the monotonic clock.
-        launcher_killed: whether only the next launcher can remove the job's files.
-        repair: what a user does before a new start of the job.
-        traces: of the fault; removed after the run.
-    """
+    scenario: Scenario
+    name: str  #: of the family
+    folder: Path
+    ranks: int  #: in training and serving, spares apart
+    reference: Reference  #: an undisturbed run on as many ranks
+    random: np.random.Generator  #: draws everything random
+    hosts: EmulatedHosts | None = None  #: of the ranks, if the scenario has hosts
+    job: Job = field(init=False)  #: running, or the last
+    struck: list[float] = field(default_factory=list)  #: times of faults, on the monotonic clock
+    launcher_killed: bool = False  #: only the next launcher can remove the job's files
+    repair: Callable[[], object] = lambda: None  #: what a user does before a new start of the job
+    traces: ExitStack = field(default_factory=ExitStack)  #: of the fault; removed after the run
 
-    job: Job
-    launcher_killed: bool
-    repair: Callable[[], object]
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        family: str,
-        folder: Path,
-        ranks: int,
-        reference: Reference,
-        random: np.random.Generator,
-        hosts: EmulatedHosts | None = None,
-    ) -> None:
-        self.scenario, self.folder, self.ranks = scenario, folder, ranks
-        self.reference, self.random, self.hosts = reference, random, hosts
-        self.family = FAMILIES[family]
+    def __post_init__(self) -> None:
+        scenario, reference = self.scenario, self.reference
+        self.family = FAMILIES[self.name]
         needed = self.family.victims == "server"  # it comes back from the newest checkpoint
         self.saves = self.family.saves and (scenario.saves or needed)
-        possible = self.family.ranks(ranks)
-        self.victims: list[int] = random.choice(possible, scenario.kills, replace=False).tolist()
+        possible = self.family.ranks(self.ranks)
+        drawn = self.random.choice(possible, scenario.kills, replace=False)
+        self.victims: list[int] = drawn.tolist()  # in this order
         self.victim = self.victims[0]
         every = SAVE_EVERY if self.saves else 0
-        self.settings = Settings(str(folder), family, every, scenario.timeout_s)
+        self.settings = Settings(str(self.folder), self.name, every, scenario.timeout_s)
         self.limit_s = SECONDS + 3 * (reference.start_s + reference.training_s)
         self.limit_s += scenario.timeout_s * (scenario.timeout_s < 60)
-        self.struck: list[float] = []
-        self.traces = ExitStack()
 
     def start(self) -> None:
         """Start the job."""
