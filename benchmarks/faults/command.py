@@ -33,7 +33,7 @@ from parallel_sgd.launcher.mpiexec import bound_mpi
 
 from ..report import Report, load, positive
 from .families import FAMILIES
-from .job import adopt_orphans, namespaces_left, own_shared_memory
+from .job import isolate, namespaces_left
 from .results import Outcome, Results, Summary
 from .run import Bench
 from .scenarios import SCENARIOS
@@ -66,8 +66,7 @@ def read(options: argparse.Namespace) -> Report:
 def main(options: argparse.Namespace) -> Report:
     if options.ranks < 3:
         raise UserError(f"ranks={options.ranks} must be at least 3: one is lost, and two go on")
-    adopt_orphans()
-    alone = own_shared_memory()
+    alone = isolate()
     if not alone:
         _say("not as root: what others leave in /dev/shm is counted, too")
     with tempfile.TemporaryDirectory(prefix="faults-") as name:  # short: paths of MPI's sockets

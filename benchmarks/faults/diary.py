@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,18 @@ class Place(enum.IntEnum):
 class Diary:
     """The steps and the place of a process. Its file is named RANK-PID.diary."""
 
-    def __init__(self, path: Path, mode: Any = "r") -> None:
+    def __init__(self, path: Path, mode: Literal["r", "w+"] = "r") -> None:
         self.rank, self.pid = map(int, path.stem.split("-"))
         file: npt.NDArray[Any] = np.memmap(path, _ENTRY, mode, shape=(STEPS + 1,))
         self._head, self._entries = file[:1], file[1:]
         if mode == "w+":
             self._head["time_s"] = time.monotonic()
         self.begun_s = float(self._head["time_s"][0])
+
+    @classmethod
+    def begun(cls, folder: Path, rank: int) -> Diary:
+        """Begin the diary of this process."""
+        return cls(folder / f"{rank}-{os.getpid()}.diary", "w+")
 
     @property
     def place(self) -> Place:
@@ -67,11 +72,6 @@ class Diary:
     def entries(self) -> npt.NDArray[Any]:
         """Return a copy of all steps: fields `time_s`, `samples`, `total`."""
         return np.array(self._entries[: self.steps])
-
-
-def begin_diary(folder: Path, rank: int) -> Diary:
-    """Begin the diary of this process."""
-    return Diary(folder / f"{rank}-{os.getpid()}.diary", "w+")
 
 
 def diaries(folder: Path) -> list[Diary]:

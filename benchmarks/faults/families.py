@@ -32,9 +32,8 @@ class Family:
     def ranks(self, ranks: int) -> range:
         """Return the ranks that may fail."""
         workers = ranks - self.servers
-        return {"any": range(ranks), "worker": range(workers), "server": range(workers, ranks)}[
-            self.victims
-        ]
+        first = workers if self.victims == "server" else 0
+        return range(first, workers if self.victims == "worker" else ranks)
 
 
 def _served(mode: str, victims: Victims, session: bool = False) -> Family:

@@ -117,8 +117,7 @@ class Job:
 def belongings(work: Path, hosts: EmulatedHosts | None = None) -> set[Path]:
     """Return all files and folders in places of possible leftovers.
 
-    Args:
-        work: the job's working directory: only folders of launchers and temporary files count.
+    In the job's working directory only folders of launchers and temporary files count.
     """
     found = {*SHARED_MEMORY.glob("*"), *work.glob(".parallel_sgd-*"), *(work / TEMPORARY).glob("*")}
     of_mpiexec = {*OF_MPIEXEC[0].glob(OF_MPIEXEC[1])}
@@ -141,10 +140,7 @@ def files_left(before: set[Path], work: Path, hosts: EmulatedHosts | None = None
 def processes_left(wait_s: float = GONE_S) -> list[str]:
     """End the processes that still run below this process after some seconds.
 
-    Call only if no job runs: then all such processes belong to ended jobs.
-
-    Returns:
-        The command line of each process.
+    Call only if no job runs: then all such processes belong to ended jobs. Return their commands.
     """
     left = wait_for_end(wait_s)
     lines = []
@@ -193,20 +189,16 @@ def signalled(pid: int, number: int) -> bool:
     return True
 
 
-def adopt_orphans() -> None:
-    """Adopt every process without a parent, so that the process is found."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-
-
-def own_shared_memory() -> bool:
-    """Give this process and its children a private ``/dev/shm``, so all new files there are theirs.
+def isolate() -> bool:
+    """Adopt every process without a parent, and have a private ``/dev/shm``, to find leftovers.
 
     Returns:
-        Whether the system allowed this: only root may.
+        Whether ``/dev/shm`` is private: only root may have that.
     """
-    if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    if os.geteuid() != 0 or libc.unshare(_CLONE_NEWNS) != 0:
         return False
     for line in ("mount --make-rprivate /", f"mount -t tmpfs none {SHARED_MEMORY}"):
         subprocess.run(line.split(), check=True)

@@ -22,7 +22,7 @@ from typing import Any
 import parallel_sgd as psgd
 from parallel_sgd.communication import launched_rank
 
-from .diary import Diary, Place, begin_diary
+from .diary import Diary, Place
 from .families import FAMILIES
 from .job import STACKS, Settings
 
@@ -173,6 +173,6 @@ def stopped(folder: Path, comm: psgd.Communicator) -> bool:
 if __name__ == "__main__":
     faulthandler.register(STACKS, all_threads=True)
     settings = Settings(**json.loads(sys.argv[2]))
-    diary = begin_diary(Path(settings.folder), launched_rank() or 0)
+    diary = Diary.begun(Path(settings.folder), launched_rank() or 0)
     comm = psgd.Communicator.world(timeout_s=settings.timeout_s)
     {"train": Training, "learners": make_and_close}[sys.argv[1]](settings, diary, comm)

@@ -17,15 +17,7 @@ from benchmark_players import options_of
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import command as faults
 from benchmarks.faults import job, soak
-from benchmarks.faults.diary import (
-    STEPS,
-    Diary,
-    Place,
-    begin_diary,
-    diaries,
-    lost_samples,
-    recovery_s,
-)
+from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
 from benchmarks.faults.families import FAMILIES
 from benchmarks.faults.programs import End
 from benchmarks.faults.results import Outcome, Results, Summary, comparison
@@ -41,7 +33,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
     for steps in (2, 5):
         pid = os.fork()
         if pid == 0:
-            diary = begin_diary(tmp_path, 2)
+            diary = Diary.begun(tmp_path, 2)
             for step in range(steps):
                 diary.stepped(64 * (step + 1), 64)
             diary.enter(Place.EXCHANGE)
@@ -54,7 +46,7 @@ def test_a_diary_outlives_its_rank(tmp_path):
 
 
 def test_a_diary_that_is_full_takes_no_more(tmp_path):
-    diary = begin_diary(tmp_path, 0)
+    diary = Diary.begun(tmp_path, 0)
     for step in range(STEPS + 1):
         diary.stepped(step, 1)
     assert len(diary.entries()) == STEPS
@@ -115,8 +107,8 @@ def test_wrong_results(changed, ranks, model, loss, wrong):
 
 ORPHANS = """
 import subprocess
-from benchmarks.faults.job import adopt_orphans, processes_left
-adopt_orphans()
+from benchmarks.faults.job import isolate, processes_left
+isolate()
 subprocess.run(["sh", "-c", "setsid sleep 98 & sleep 0.01 &"])
 print(processes_left(0.5), processes_left(0))
 """
@@ -161,11 +153,11 @@ def test_a_seed_has_the_same_victims_and_moments(tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_victims_are_those_of_the_family(tmp_path, name):
-    target = target_of(tmp_path, name=name)
-    workers, victims = 4 - target.family.servers, [*target.family.ranks(4)]
-    assert [rank for rank in range(4) if target.serves(rank)] == [0, 1, 2, 3][workers:]
-    kinds = {"any": range(4), "worker": range(workers), "server": range(workers, 4)}
-    assert victims == [*kinds[target.family.victims]] and len(victims) >= 2
+    family, target = FAMILIES[name], target_of(tmp_path, name=name)
+    serve = {target.serves(rank) for rank in family.ranks(4)}
+    both = {False, family.servers > 0}
+    assert serve == {"any": both, "worker": {False}, "server": {True}}[family.victims]
+    assert len(family.ranks(4)) >= 2
 
 
 def judged(folder, key, found, code, faults=("it",)):
@@ -238,15 +230,21 @@ OUTCOMES = [
 ]  # fmt: skip
 
 
-def test_reports_count_and_are_read_again(tmp_path, capsys):
-    path, figure = tmp_path / "faults.json", tmp_path / "faults.png"
-    Summary(Results({"mpi": "MPI 5", "ranks": 4}, OUTCOMES, machine={"cores": 2})).write(path)
+def read_again(report, path, capsys):
+    """Return the text of a report that was written and drawn from its file."""
+    report.write(path)
     pytest.importorskip("matplotlib")
+    figure = path.with_suffix(".png")
     assert benchmarks_main(["faults", "--table", str(path), "--figure", str(figure)]) == 0
-    printed = capsys.readouterr().out
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    return capsys.readouterr().out
+
+
+def test_reports_count_and_are_read_again(tmp_path, capsys):
+    report = Summary(Results({"mpi": "MPI 5", "ranks": 4}, OUTCOMES, machine={"cores": 2}))
+    printed = read_again(report, path := tmp_path / "faults.json", capsys)
     assert "3 faults in 3 runs: 2 as they must be, 1 wrong results, 1 hangs, 1 things" in printed
     assert "survive 32-bit 1: SIGKILL: as it must be, WRONG: the model is another" in printed
-    assert figure.read_bytes().startswith(b"\x89PNG")
     path.write_text("{}")
     assert benchmarks_main(["faults", "--table", str(path)]) == 1
     assert "not the results of this benchmark" in capsys.readouterr().err
@@ -261,9 +259,8 @@ def test_losses_are_compared_with_undisturbed_ones(more, verdict):
         for i in range(10)
     ]
     late = Outcome("survive", "1-bit", 10, missed=True, loss=9.0, undisturbed=0.3)
-    few, enough = (comparison([*some, late]) for some in (hit[1:], hit))
-    assert few is None
-    assert enough is not None and enough.verdict == verdict
+    assert comparison([*hit[1:], late]) is None
+    assert comparison([*hit, late]).verdict == verdict
 
 
 def sampled(memory, descriptors):
@@ -280,13 +277,8 @@ def test_what_grows_in_a_soak(tmp_path, capsys):
     result = soak.Soak(4, 60, leaks, ["learners: exit code 1"], machine={"cores": 2})
     grow = [one.quantity for one in soak.growths(result) if not one.flat]
     assert grow == ["memory_mib", "descriptors"]
-    path, figure = tmp_path / "soak.json", tmp_path / "soak.png"
-    soak.Soaked(result).write(path)
-    pytest.importorskip("matplotlib")
-    assert benchmarks_main(["faults", "--table", str(path), "--figure", str(figure)]) == 0
-    printed = capsys.readouterr().out
+    printed = read_again(soak.Soaked(result), tmp_path / "soak.json", capsys)
     assert "3 quantities, of which 2 grow." in printed and "exit code 1" in printed
-    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_process_uses():
