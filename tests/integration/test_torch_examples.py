@@ -97,10 +97,25 @@ def on_ranks(script: Path, *arguments: str, ranks: int = RANKS, folder: Path | N
     return output
 
 
-def whole_run(text: str) -> list[str]:
+def whole_run(text: str, checkpoints: str = "saved-text") -> list[str]:
     """The arguments of a run that saves what it has come to, and goes on from there."""
     run = ["--data", text, *TINY, "--evaluate-every", "2", "--epochs", "2", "--steps", "7"]
-    return [*run, "--checkpoints", "saved-text"]
+    return [*run, "--checkpoints", checkpoints]
+
+
+#: Leaves a run as it was before its two latest checkpoints.
+STOPPED = """
+import shutil
+from pathlib import Path
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+if comm.rank == 0:
+    shutil.copytree("saved-text", "saved-again")
+    for latest in sorted(Path("saved-again").iterdir())[-2:]:
+        shutil.rmtree(latest)
+comm.barrier()
+"""
 
 
 #: Runs scripts as `python script …` does, all in one process of each rank.
@@ -124,11 +139,14 @@ def started_once(tmp_path_factory: pytest.TempPathFactory) -> Started:
     elsewhere = PARALLEL.read_text().replace("/usr/share/datasets", "/nowhere")
     (folder / "elsewhere.py").write_text(elsewhere)
     (folder / "pages.py").write_text(PAGES)
+    (folder / "stopped.py").write_text(STOPPED)
     scripts = {
         "parallel": [str(PARALLEL), "--data", images, *SHORT],
         "digits": ["elsewhere.py", "--epochs", "1"],
         "ddp": [str(DDP), "--data", images, *SHORT, "--gradient-bits", "1"],
         "whole": [str(LANGUAGE), *whole_run(text)],
+        "stopped": ["stopped.py"],
+        "again": [str(LANGUAGE), *whole_run(text, "saved-again")],
         **{name: [str(LANGUAGE), "--data", text, *TINY, *line] for name, line in OTHERS.items()},
         "lstm": [str(LSTM), "--lines", "700", "--tokens", "600", "--epochs", "2"],
         "pages": ["pages.py", str(ROOT / "docs" / "pytorch.md")],
@@ -199,14 +217,8 @@ def test_language_goes_on_in_the_midst_of_an_epoch(folder: Path, started_once: S
     assert [line.split(":")[0] for line in whole] == ["step 2", "step 4", "step 6", "step 7"]
     losses = [float(line.split()[4]) for line in whole]
     assert losses[-1] < losses[0]
-
-    def stopped_before(count: int) -> None:
-        for latest in sorted((folder / "saved-text").iterdir())[-count:]:
-            shutil.rmtree(latest)
-
-    stopped_before(2)
-    assert STEP.findall(on_ranks(LANGUAGE, *run)) == whole[2:]
-    stopped_before(1)
+    assert STEP.findall(started_once[1]["again"]) == whole[2:]
+    shutil.rmtree(max((folder / "saved-text").iterdir()))
     (last,) = STEP.findall(on_ranks(LANGUAGE, *run, ranks=3))
     assert float(last.split()[4]) == pytest.approx(losses[-1], abs=0.01)
 
