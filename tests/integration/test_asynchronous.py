@@ -63,15 +63,14 @@ def test_it_goes_on_with_other_servers_and_workers() -> None:
     start = ["run", "-n", "3", "--servers", "1", TRAIN, *options, "--epochs", "2"]
     code, output = finished(*start, "--output", "run")
     assert code == 0, output
-    for ranks, servers in ((4, 2), (4, 1)):
-        code, output = finished(
-            *["run", "-n", str(ranks), "--servers", str(servers), TRAIN, *options],
-            *["--epochs", "4", "--resume", "run", "--output", f"on-{ranks}-{servers}"],
-        )
-        assert code == 0, output
-        rows = rows_of(f"on-{ranks}-{servers}")
-        assert [row["samples"] for row in rows] == [1438 * epoch for epoch in (1, 2, 3, 4)]
-        assert rows[2]["test_loss"] < rows[0]["test_loss"]
+    code, output = finished(
+        *["run", "-n", "5", "--servers", "2", TRAIN, *options],
+        *["--epochs", "4", "--resume", "run", "--output", "on"],
+    )
+    assert code == 0, output
+    rows = rows_of("on")
+    assert [row["samples"] for row in rows] == [1438 * epoch for epoch in (1, 2, 3, 4)]
+    assert rows[2]["test_loss"] < rows[0]["test_loss"]
 
 
 @pytest.mark.any_mpi
