@@ -39,17 +39,17 @@ _EXIT_TIMEOUT_S = 0.2
 
 @dataclass(frozen=True)
 class Waits:
-    """Durations of a supervisor's waits, in seconds.
+    """Durations of a supervisor's waits.
 
     Attributes:
-        poll: between two checks of the ranks. Time while the launcher is stopped is not counted.
-        end: for mpiexec to end, once a rank has reported a failure or all ranks have exited.
-        kill: for the kernel to end killed ranks.
+        poll_s: between two checks of the ranks. Time while the launcher is stopped is not counted.
+        end_s: for mpiexec to end, once a rank has reported a failure or all ranks have exited.
+        kill_s: for the kernel to end killed ranks.
     """
 
-    poll: float = 1.0
-    end: float = 20.0
-    kill: float = 10.0
+    poll_s: float = 1.0
+    end_s: float = 20.0
+    kill_s: float = 10.0
 
 
 class Supervisor:
@@ -283,7 +283,7 @@ class Supervisor:
     def reason_to_end(self) -> str | None:
         """Return an error line if the job has to be ended from here, or None. Call it regularly."""
         now = time.monotonic()
-        if now - self._last_check < self._waits.poll:
+        if now - self._last_check < self._waits.poll_s:
             return None
         self._last_check = now
         if self._startup is not None:
@@ -291,19 +291,20 @@ class Supervisor:
         if self.failed_at_start is not None:
             return self.failed_at_start
         failed = {Status.FAILED, Status.LOST} & {*self.exit_reasons().values()}
-        self._failed_s = self._failed_s + self._waits.poll if failed else 0.0
-        if self._failed_s > self._waits.end:
+        self._failed_s = self._failed_s + self._waits.poll_s if failed else 0.0
+        if self._failed_s > self._waits.end_s:
             return (
-                f"a rank has failed, and mpiexec has not ended the job within {self._waits.end:g} s"
+                "a rank has failed, and mpiexec has not ended the job within "
+                f"{self._waits.end_s:g} s"
             )
         exited = self.all_local and len(self._exited) == self.ranks
-        self._all_exited_s = self._all_exited_s + self._waits.poll if exited else 0.0
-        if self._all_exited_s > self._waits.end:
-            return f"all ranks have ended, and mpiexec has not within {self._waits.end:g} s"
+        self._all_exited_s = self._all_exited_s + self._waits.poll_s if exited else 0.0
+        if self._all_exited_s > self._waits.end_s:
+            return f"all ranks have ended, and mpiexec has not within {self._waits.end_s:g} s"
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.heartbeats()
         states = {line.state(now) for line in lines}
         stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}
-        self._stopped_s = self._stopped_s + self._waits.poll if stopped else 0.0
+        self._stopped_s = self._stopped_s + self._waits.poll_s if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
             self.all_stopped = (
@@ -365,11 +366,11 @@ class Supervisor:
         return found
 
     def _kill_remaining(self) -> None:
-        """Kill the ranks left on this host after mpiexec's end. Wait up to `Waits.kill`.
+        """Kill the ranks left on this host after mpiexec's end. Wait up to `Waits.kill_s`.
 
         mpiexec may have been killed itself, and a rank may be stopped.
         """
-        deadline = time.monotonic() + self._waits.kill
+        deadline = time.monotonic() + self._waits.kill_s
         while self.send_signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(0.02)
 

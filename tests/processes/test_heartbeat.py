@@ -153,7 +153,7 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
     """And kills what is left of it."""
-    waits = Waits(poll=0.05, kill=0.1)  # the pipes are held here
+    waits = Waits(poll_s=0.05, kill_s=0.1)  # the pipes are held here
     with Supervisor(3, waits=waits) as supervisor:
         heartbeat_table = make_heartbeat_table(Path(supervisor.environ[FOLDER], "board"), 3)
         for rank in range(2):

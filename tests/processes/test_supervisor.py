@@ -245,7 +245,7 @@ def test_who_is_gone_before_it_has_signed_on(ranks, silent):
 
 def test_who_runs_another_program_now_is_not_gone(ranks):
     """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
-    with Supervisor(RANKS, waits=Waits(poll=0.01, end=0.0, kill=0.1)) as supervisor:
+    with Supervisor(RANKS, waits=Waits(poll_s=0.01, end_s=0.0, kill_s=0.1)) as supervisor:
         sign_on(supervisor, ranks)
         for process in ranks:
             process.send_signal(signal.SIGUSR1)
