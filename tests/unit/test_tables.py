@@ -108,9 +108,9 @@ OF_STEPS = [
     ),
     OfSteps(
         "docs/measurements.md",
-        "| | transformer, 100 Mbit/s | 1 Gbit/s | 10 Gbit/s | MLP, 100 Mbit/s |",
+        "| | transformer, 1 Gbit/s | MLP, 1 Gbit/s |",
         "training-torch-2",
-        tuple((model, rate) for model in ("transformer", "24M") for rate in (M100, G1, G10)),
+        (("transformer", G1), ("24M", G1)),
     ),
     OfSteps(
         "docs/measurements.md",
@@ -128,7 +128,6 @@ OF_STEPS = [
 #: Rows with two contenders in a cell.
 TWO = {
     "… with fp16, with PowerSGD rank 1": ("DDP, fp16", "DDP, PowerSGD rank 1"),
-    "DDP with our hook, 32 bit and 1 bit": ("our hook, 32 bit", "our hook, 1 bit"),
 }
 
 
@@ -150,7 +149,7 @@ def test_seconds_a_step(table):
                 if wrong(text, seconds, ratio):
                     said_wrong.append((name, model, rate, text, seconds, ratio))
     assert said_wrong == []
-    assert count >= 14
+    assert count >= 12
 
 
 def of_ways(results: Results, name: str, rate: str, target: float) -> tuple[float, float, float]:
