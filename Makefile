@@ -161,18 +161,18 @@ figures: .venv/mpich/installed $(FAULTS:%=figures-faults-%)
 figures-faults-%: .venv/mpich/installed
 	$(call DRAW,faults,faults-$*,faults-$*)
 
+# Killed and called again, these three go on where they were, from the runs that are kept.
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --figure benchmarks/results/convergence.png,convergence)
+	$(call BENCH,convergence --figure benchmarks/results/convergence.png \
+		--runs benchmarks/results/convergence-runs.json,convergence)
 
-# Killed and called again, it goes on where it was.
 convergence-compression: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --compression \
 		--figure benchmarks/results/convergence-compression.png \
 		--runs benchmarks/results/convergence-compression-runs.json,convergence-compression)
 
-# Likewise.
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --compression --task transformer lstm --seeds 5 \
