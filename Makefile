@@ -151,8 +151,6 @@ audit: $(MPIS:%=.venv/%/installed) .venv/audit/bin/pip-audit
 
 FAULTS := survive survive-hosts restarts openmpi mpich soak
 figures: .venv/mpich/installed $(FAULTS:%=figures-faults-%)
-	$(call DRAW,training,training,training)
-	$(call DRAW,training,training-torch-2,training-torch-2)
 	$(call DRAW,training,training-to-loss,training)
 	$(call DRAW,training,training-torch-to-loss,training-torch)
 	$(call DRAW,speedup,speedup,speedup)

@@ -36,7 +36,7 @@ from ..report import load, positive
 from .contenders import CONTENDERS, names_for
 from .costs import Memory, OwnCost
 from .step_times import StepTime
-from .summary import Results, Summary
+from .summary import NO_FIGURE, Results, Summary
 from .tasks import MANY, MODELS, MODULES
 from .to_loss import Learned, missing_runs
 
@@ -107,6 +107,8 @@ def _names(options: argparse.Namespace) -> list[str]:
     """Return the contenders; refuse options that say nothing together."""
     if options.hosts < 2:
         raise UserError(f"hosts={options.hosts} must be at least 2: alone nobody communicates")
+    if options.figure and not options.to_loss:
+        raise UserError(NO_FIGURE)
     if options.runs and not options.to_loss:
         raise UserError(f"--runs {options.runs} goes with --to-loss")
     if not options.torch:

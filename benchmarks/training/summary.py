@@ -1,4 +1,4 @@
-"""The results as Markdown tables, as JSON, and as figures."""
+"""The results as Markdown tables, as JSON, and as a figure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parallel_sgd import UserError
+
 from ..panels import FilePath
 from ..report import Report, machine, table
 from .contenders import CONTENDERS, PLAIN
 from .costs import Memory, OwnCost
-from .figures import TIMES, draw_times, draw_ways
+from .figures import TIMES, draw_ways
 from .step_times import StepTime
 from .to_loss import Goal, Learned, ToLoss, goal_of, to_losses
+
+NO_FIGURE = "--figure goes with --to-loss: of steps there are tables alone"
 
 
 @dataclass
@@ -104,16 +108,16 @@ class Summary(Report):
         return asdict(self.results)
 
     def draw(self, path: FilePath) -> None:
-        """Draw the ways to a loss, or seconds a step of each model: training-5M.png and more."""
-        path, results = Path(path), self.results
-        if ways := results.ways():
-            title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
-            draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
-            return
-        for model in results.models:
-            title = f"{self.title}; {model}, seconds a step"
-            aside = path.with_name(f"{path.stem}-{model}{path.suffix}")
-            draw_times(results.by_rate(model), title, aside)
+        """Draw the ways to a loss: training.png means training-to-loss.png.
+
+        Raises:
+            UserError: only steps were measured.
+        """
+        ways, path = self.results.ways(), Path(path)
+        if not ways:
+            raise UserError(NO_FIGURE)
+        title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
+        draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
 
 
 def _by_contender(title: str, columns: Mapping[str, Mapping[str, str]]) -> list[str]:
