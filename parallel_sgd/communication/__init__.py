@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .messages import PIECE_BYTES, PIECE_VALUES
     from .mpi.init_timeout import kill_if_longer_than
     from .mpi.nccl import Nccl
+    from .network_interfaces import interfaces
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .serialization import packed, unpacked
     from .threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld, simulate
@@ -98,6 +99,7 @@ __all__ = [
     "default_timeout",
     "in_brief",
     "install_excepthook_if_launched",
+    "interfaces",
     "kill_if_longer_than",
     "launched_local_rank",
     "launched_rank",
@@ -138,6 +140,7 @@ __getattr__, __dir__ = on_first_use(
         "messages": ("PIECE_BYTES", "PIECE_VALUES"),
         "mpi.init_timeout": ("kill_if_longer_than",),
         "mpi.nccl": ("Nccl",),
+        "network_interfaces": ("interfaces",),
         "roles": ("WHOLE_MINIBATCH", "AllRanks", "AllTrain", "Group", "Roles"),
         "serialization": ("packed", "unpacked"),
         "threads.communicator": (

@@ -47,12 +47,18 @@ class Communicator(Agreement):
     fruitless: int = 0
     # Set by `world`: the concrete communicators are defined above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
+    _make_of_group: ClassVar[Callable[[Any, float], Communicator]]
     _make_single: ClassVar[Callable[[], Communicator]]
     _hosts: list[str] | None = None
 
     @staticmethod
     def world(*, timeout_s: float | None = None, cuda_aware: bool = False) -> Communicator:
-        """Return all ranks started by mpiexec, or a single rank without mpiexec.
+        """Return all ranks of this job, or a single rank without a launcher.
+
+        The ranks are those started by mpiexec, srun or `parallel-sgd run`, over MPI. Otherwise they
+        are those of PyTorch's default process group, if it is initialized, or of torchrun and
+        similar launchers (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), without MPI. Then no
+        process group is made: see `parallel_sgd.torch.init_process_group`.
 
         Args:
             timeout_s: longest wait in a collective, and here for the other ranks, in seconds; by
@@ -61,8 +67,8 @@ class Communicator(Agreement):
                 memory. By default arrays are staged through pinned host memory.
         Raises:
             UserError: an argument is invalid. Or more processes were started than MPI sees: mpiexec
-                and mpi4py belong to different MPIs, torchrun is no MPI launcher, or there is no MPI
-                library. Or this process was started by a rank with a world of its own.
+                and mpi4py belong to different MPIs, or there is no MPI library. Or ranks cannot
+                connect. Or this process was started by a rank with a world of its own.
 
         Collective. From `import parallel_sgd` on, an uncaught exception on any rank ends the job on
         all ranks under mpiexec. `sys.exit` on one rank, or the end of its program, ends the job
@@ -70,6 +76,25 @@ class Communicator(Agreement):
         """
         seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
         return Communicator._make_world(seconds, choice("cuda_aware", cuda_aware, BOTH))
+
+    @staticmethod
+    def of_process_group(group: Any = None, *, timeout_s: float | None = None) -> Communicator:
+        """Return the ranks of a process group of `torch.distributed`, without MPI.
+
+        Args:
+            group: the process group; None: the default one. Used only here, for the ranks to find
+                each other: the communicator has connections of its own.
+            timeout_s: as for `world`.
+        Raises:
+            UserError: there is no such group, this process is not in the group, or ranks cannot
+                connect.
+
+        Collective over the group. Cost: some milliseconds, and two connections for each other rank.
+        Rank k is the group's rank k; error texts and `world_ranks` have the default group's number.
+        Connections are TCP over IPv4; GLOO_SOCKET_IFNAME selects the network interface.
+        """
+        seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
+        return Communicator._make_of_group(group, seconds)
 
     def require_whole(self) -> None:
         """Check that MPI has as many ranks as processes were started for training. Local.

@@ -69,6 +69,9 @@ EAGER_BYTES = 320 << 10
 messages over TCP one at a time, in one direction at a time: between two hosts at half the rate of
 the link (docs/experiments.md)."""
 
+#: Variables of torchrun that tell a rank, and a job started anew, from others.
+TORCH_JOB = ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+
 #: MPI libraries that share MPICH's way of starting (Hydra, PMI).
 _MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
 
@@ -259,6 +262,21 @@ def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
 def requested_spares(environ: Mapping[str, str] | None = None) -> int:
     """Return the number of standby ranks, the last of the world: `parallel-sgd run --spares`."""
     return read_integer(os.environ if environ is None else environ, SPARES) or 0
+
+
+def torch_ranks(environ: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+    """Return this rank and the number of ranks of torchrun or a similar launcher.
+
+    Such launchers (Lightning, Accelerate, Ray) set RANK, WORLD_SIZE and the address MASTER_ADDR.
+
+    Returns:
+        None if a variable is missing, or for a single rank.
+    """
+    environ = os.environ if environ is None else environ
+    rank, size = read_integer(environ, "RANK"), read_integer(environ, "WORLD_SIZE")
+    if rank is None or size is None or size == 1 or not environ.get("MASTER_ADDR"):
+        return None
+    return rank, size
 
 
 def same_mpi_family(one: str, other: str) -> bool:

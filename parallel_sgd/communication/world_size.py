@@ -1,6 +1,6 @@
 """Check that the world has all processes started to train one model together.
 
-If a launcher and MPI do not match, each process gets a world of one rank, and would train a
+If a launcher and MPI do not match, each process would get a world of one rank, and would train a
 separate model, with exit code 0. So the number of started processes is compared with MPI's: the
 number from mpiexec or srun, the number requested from `parallel-sgd run`, the number from torchrun
 and similar launchers, and the size of PyTorch's process group. Everything is local.
@@ -115,7 +115,7 @@ def world_mismatch(
 
 def _group_mismatch(world_size: int) -> str | None:
     """Return a problem if PyTorch's process group is larger than the MPI world, else None."""
-    size = _group_size() or 0
+    size = group_size() or 0
     if size <= world_size:
         return None
     return (
@@ -124,8 +124,8 @@ def _group_mismatch(world_size: int) -> str | None:
     )
 
 
-def _group_size() -> int | None:
-    """Return the size of PyTorch's process group, or None without a group."""
+def group_size() -> int | None:
+    """Return the size of PyTorch's default process group, or None without a group. Local."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -140,7 +140,7 @@ def _child_alone() -> str | None:
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or launcher_name() is not None:
         return None
-    if read_integer(os.environ, "WORLD_SIZE") == 1 or _group_size() == 1:
+    if read_integer(os.environ, "WORLD_SIZE") == 1 or group_size() == 1:
         return None
     name = processes.current_process().name
     return (
@@ -151,8 +151,8 @@ def _child_alone() -> str | None:
 
 def _advice(ranks: int | str) -> str:
     return (
-        f"Start the ranks by `parallel-sgd run -n {ranks}`; Communicator.single() is for a "
-        "separate model"
+        f"Start the ranks by `parallel-sgd run -n {ranks}` or torchrun, or initialize "
+        "torch.distributed first; Communicator.single() is for a separate model"
     )
 
 

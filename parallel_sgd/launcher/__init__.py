@@ -10,7 +10,7 @@ from ..lazy import on_first_use
 if TYPE_CHECKING:
     from .batch_systems import Allocation, allocation
     from .cleanup import in_use
-    from .host_resources import all_cores, interfaces, usable_cores
+    from .host_resources import all_cores, usable_cores
     from .hosts import MOST_RANKS, MPICH, OPEN_MPI, Hostfile, read_hostfile
     from .job import JobEnd, run_job
     from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec, find_mpiexecs, identify
@@ -47,7 +47,6 @@ __all__ = [
     "find_mpiexecs",
     "identify",
     "in_use",
-    "interfaces",
     "job_variables",
     "judge",
     "parse",
@@ -64,7 +63,7 @@ __getattr__, __dir__ = on_first_use(
     {
         "batch_systems": ("Allocation", "allocation"),
         "cleanup": ("in_use",),
-        "host_resources": ("all_cores", "interfaces", "usable_cores"),
+        "host_resources": ("all_cores", "usable_cores"),
         "hosts": ("MOST_RANKS", "MPICH", "OPEN_MPI", "Hostfile", "read_hostfile"),
         "job": ("JobEnd", "run_job"),
         "mpiexec": ("Mpiexec", "bound_mpi", "choose_mpiexec", "find_mpiexecs", "identify"),

@@ -29,13 +29,13 @@ from ..communication.job_environment import (
 )
 from ..communication.liveness.preemption import listen
 from ..communication.liveness.rank_status import report_start
+from ..communication.network_interfaces import interfaces
 from ..errors import UserError
 from ..validation import shown
 from .host_resources import (
     VISIBLE,
     checked_interface,
     interface_variables,
-    interfaces,
     local_interface,
     visible_gpus,
 )

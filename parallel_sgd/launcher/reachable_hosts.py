@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
+from ..communication.network_interfaces import interfaces
 from ..communication.stderr import write_stderr
 from .batch_systems import Allocation
-from .host_resources import interfaces
 from .hosts import MPICH, Hostfile
 from .options import Request
 

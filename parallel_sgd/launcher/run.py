@@ -39,10 +39,11 @@ from ..communication.job_environment import (
     output_is_terminal,
 )
 from ..communication.liveness.rank_process import parent_has_world, parent_rank_process
+from ..communication.network_interfaces import interfaces
 from ..errors import UserError
 from .batch_systems import Allocation, allocation
 from .failure_policy import failure_policy
-from .host_resources import interfaces, local_interface, usable_cores
+from .host_resources import local_interface, usable_cores
 from .hosts import MPICH, OPEN_MPI, Hostfile
 from .job import NOTICE_SIGNAL
 from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec

@@ -52,7 +52,7 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},
         {"liveness", "clocks", "roles"},
-        {"background", "mpi"},
+        {"background", "mpi", "c10d"},
         {"threads", "entry_point"},
         {"elastic"},
         {"world"},
@@ -118,7 +118,7 @@ OWNERS = {
     "llvmlite": {"kernels"},
     "cupy": {"kernels", "models", "command_line", "torch"},  # models, command_line: is it there?
     "mpi4py": {"communication"},
-    "torch": {"torch"},
+    "torch": {"communication", "torch"},
     "PIL": {"data"},
     "pyarrow": {"data"},
 }

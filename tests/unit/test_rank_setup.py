@@ -18,13 +18,13 @@ from parallel_sgd.communication import (
     WAIT_TIMEOUT_S,
     without_launcher,
 )
+from parallel_sgd.communication.network_interfaces import Interface, interfaces
 from parallel_sgd.errors import UserError
 from parallel_sgd.launcher import (
     Allocation,
     Mpiexec,
     Request,
     allocation,
-    interfaces,
     parse,
     plan,
     rank,
@@ -32,7 +32,6 @@ from parallel_sgd.launcher import (
 from parallel_sgd.launcher import run as launcher
 from parallel_sgd.launcher.host_resources import (
     VISIBLE,
-    Interface,
     checked_interface,
     gpu_count,
     interface_variables,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...launcher import bound_mpi, interfaces, usable_cores
+from ...communication import interfaces
+from ...launcher import bound_mpi, usable_cores
 from ...version import __version__
 
 ROUNDS = 7  #: repetitions of a measurement; the best counts

@@ -45,7 +45,8 @@ def ulfm_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     kill_children_with_this_process()
     with watched("Communicator.world()"):
         rendezvous = Rendezvous(MPI.COMM_WORLD, requested_spares(), watched)
-        own.meet(MPI.COMM_WORLD, timeout_s)
+        world = MPI.COMM_WORLD
+        own.meet(world.rank, world.size, world.Bcast, world.Barrier, timeout_s)
     call_last(rendezvous.leave)
     comm = rendezvous.first_group()
     _world = UlfmCommunicator(comm, watched, rendezvous, cuda_aware=cuda_aware)

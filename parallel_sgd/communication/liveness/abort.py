@@ -30,7 +30,7 @@ from ...validation import line_of
 from ..job_environment import launched_rank, launched_size, srun_step
 from ..stderr import write_stderr
 from .heartbeat import own
-from .rank_process import claim, hydras_socket, is_rank
+from .rank_process import claim, hydras_socket, is_rank, joined_world
 from .rank_status import Status, report_error, report_status
 
 #: Pause of a rank before it ends the job: other ranks with the same error can print it, and
@@ -107,9 +107,9 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         code: exit code, not 0.
         shared: all ranks are about to call this: no rank ends the job before the last call.
 
-    If MPI is initialized: MPI_Abort. Otherwise the rank's own exit is enough for Open MPI's
-    mpiexec. MPICH's mpiexec and srun would keep waiting for the remaining ranks, so both are asked
-    explicitly.
+    Without MPI (torchrun), this process exits at once. If MPI is initialized: MPI_Abort. Otherwise
+    the rank's own exit is enough for Open MPI's mpiexec. MPICH's mpiexec and srun would keep
+    waiting for the remaining ranks, so both are asked explicitly.
 
     Local.
     """
@@ -129,6 +129,8 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         time.sleep(GRACE_S)
         if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
             mpi.COMM_WORLD.Abort(code)
+        if joined_world() is not None:
+            os._exit(code)  # the end of its connections ends the other ranks
         if not mpi_is_finalized():
             _tell_hydra(code)
             _tell_slurm()
@@ -152,7 +154,7 @@ def rank_label() -> str:
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
-    rank = launched_rank()
+    rank, _ = joined_world() or (launched_rank(), None)
     return "" if rank is None else f"[rank {rank}] "
 
 
@@ -285,7 +287,8 @@ def has_other_ranks() -> bool:
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
-    return (launched_size() or 1) > 1
+    _, size = joined_world() or (0, launched_size() or 1)
+    return size > 1
 
 
 def running_mpi() -> Any:

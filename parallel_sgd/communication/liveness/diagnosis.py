@@ -251,6 +251,14 @@ def silent(now: float) -> list[Heartbeat]:
     ]
 
 
+def rank_in_words(rank: int) -> str:
+    """Name a world rank, with its process if it is on this host. Local."""
+    for neighbour in heartbeat.own.neighbours():
+        if neighbour.rank == rank:
+            return f"rank {rank} (pid {neighbour.process})"
+    return f"rank {rank}"
+
+
 def missing_in_words(
     awaited: Collection[int], answers: dict[int, StatusReport] | None, collective_counts: int | None
 ) -> list[str]:

@@ -18,13 +18,11 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from typing import Any
 
 FILE = "board"  #: file name of the heartbeat table in the launcher's folder
 NAME_BYTES = 64
@@ -247,29 +245,36 @@ class OwnHeartbeat:
         with contextlib.suppress(OSError, ValueError):  # no table: as without a launcher
             self.join(open_heartbeat_table(path), rank)
 
-    def meet(self, world: MPI.Intracomm, timeout_s: float) -> None:
+    def meet(
+        self,
+        rank: int,
+        ranks: int,
+        share: Callable[[bytearray], object],
+        barrier: Callable[[], object],
+        timeout_s: float,
+    ) -> None:
         """Share a table with the ranks of this host, also without a launcher.
 
         Args:
-            world: all ranks.
+            rank, ranks: this rank and the number of ranks, in the world.
+            share: overwrites its argument by the first rank's. Collective.
+            barrier: waits for all ranks. Collective.
             timeout_s: timeout of the new communicator, in seconds.
 
         Collective at its first call.
         """
         self.timeout_s = timeout_s
-        if self._met or world.size == 1:
+        if self._met or ranks == 1:
             return
         self._met = True
         memory = Path("/dev/shm")
         folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
-        # bounded: in mpi_world's watched(Communicator.world())
-        world.Bcast(token := bytearray(secrets.token_bytes(16)))
+        share(token := bytearray(secrets.token_bytes(16)))
         path = folder / f"parallel_sgd-board-{token.hex()}"
         if self.heartbeat_table is None:
             with contextlib.suppress(OSError):  # no room: this rank has no heartbeat
-                self.join(make_heartbeat_table(path, world.size), world.rank)
-        # bounded: in mpi_world's watched(Communicator.world())
-        world.Barrier()  # all ranks have opened the file
+                self.join(make_heartbeat_table(path, ranks), rank)
+        barrier()  # all ranks have opened the file
         path.unlink(missing_ok=True)
         self.note(time.monotonic(), 0.0, 0.0, "")
 

@@ -23,11 +23,13 @@ from ...errors import UserError
 from ..job_environment import (
     FOLDER,
     RANK_PROCESS,
+    TORCH_JOB,
     is_hydra,
     launched_rank,
     launched_size,
     launcher_name,
     srun_step,
+    torch_ranks,
 )
 
 _HAS_WORLD = "has made the world"
@@ -35,6 +37,7 @@ _HAS_WORLD = "has made the world"
 _PR_SET_PDEATHSIG = 1  #: Linux: a signal at the end of the forking thread
 
 _process: int | None = None  # the rank's process id, in the rank itself
+_joined: tuple[int, int] | None = None  # rank and size, in a world without MPI
 _closed_in_children: set[int] = set()
 _kills_children = False
 _forks: tuple[int, bool] = (0, False)  # the forking process; True if its main thread forks
@@ -60,17 +63,36 @@ def claim_world() -> None:
     """
     global _process
     process, state = _read_record()
-    launched = launcher_name() is not None  # without a launcher every process has its own world
+    by_torch = torch_ranks()
+    launched = launcher_name() is not None or by_torch is not None  # else each has its own world
     if launched and process not in (None, os.getpid()) and state == _HAS_WORLD:
+        rank = by_torch[0] if by_torch else launched_rank() or 0
         raise UserError(
-            f"Communicator.world() must be called in the process of a rank: rank "
-            f"{launched_rank() or 0} is process {process}, which has made the world and then "
-            f"started process {os.getpid()}. Use Communicator.single() for work of that "
-            "process alone"
+            f"Communicator.world() must be called in the process of a rank: rank {rank} is process "
+            f"{process}, which has made the world and then started process {os.getpid()}. Use "
+            "Communicator.single() for work of that process alone"
         )
     _process = os.getpid()
     if launched:
         _write_record(_HAS_WORLD)
+
+
+def join_world(rank: int, size: int) -> None:
+    """Make this process the rank of a world without MPI.
+
+    Args:
+        rank, size: this rank and the number of ranks, in that world.
+    """
+    global _process, _joined
+    _process, _joined = os.getpid(), (rank, size)
+
+
+def joined_world() -> tuple[int, int] | None:
+    """Return this rank and the number of ranks in a world without MPI; None without such a world.
+
+    None also in child processes of the rank.
+    """
+    return _joined if is_rank() else None
 
 
 def is_rank() -> bool:
@@ -148,7 +170,7 @@ def _write_record(state: str = "") -> None:
 
 def _job() -> str:
     """Return an identifier of this job, different from a job started inside it."""
-    names = (FOLDER, "PMIX_NAMESPACE", "FLUX_JOB_ID", "PMI_RANK", "PMI_SIZE")
+    names = (FOLDER, "PMIX_NAMESPACE", "FLUX_JOB_ID", "PMI_RANK", "PMI_SIZE", *TORCH_JOB)
     values = [os.environ.get(name, "").replace("|", "") for name in names]
     return " ".join([*values, srun_step() or ""])
 

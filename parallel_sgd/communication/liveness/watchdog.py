@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..phrases import waiting_for_finished
+from ..phrases import in_words, waiting_for_finished
 from ..stderr import write_stderr
 from .abort import GRACE_S, user_location
 from .diagnosis import FinishWait, StatusQuery, missing_in_words, silent, stack_lines
@@ -76,6 +76,7 @@ class Watchdog:
         *,
         peer: int | None = None,
         problem: str | None = None,
+        awaited: Callable[[], Sequence[int]] | None = None,
     ) -> Wait:
         """Return a wait, reusable for several waits in turn.
 
@@ -85,10 +86,11 @@ class Watchdog:
             peer: world rank of the sender or receiver, for a wait for a message.
             problem: this rank's problem, about to be shared in this wait; printed if the other
                 ranks are late.
+            awaited: returns the world ranks waited for at present, if known.
         """
         if _thread is None:
             _start()
-        return Wait(self, name, counter, peer, problem)
+        return Wait(self, name, counter, peer, problem, awaited)
 
     def register(self, counter: CollectiveCounter) -> CollectiveCounter:
         """Include a counter in this rank's finish report. Local."""
@@ -179,6 +181,8 @@ class Watchdog:
         if _status_query is None or self.finish_protocol is None:
             now = time.monotonic()
             lines = [neighbour.in_words(now) for neighbour in silent(now)]
+            if wait.awaited is not None and (awaited_ranks := wait.awaited()):
+                lines.append(f"it has waited for {in_words(awaited_ranks)}")
         else:
             name, collective_counts = "", None
             awaited: Sequence[int] = range(_status_query.size)
@@ -230,6 +234,7 @@ class Wait:
     counter: CollectiveCounter | None
     peer: int | None
     problem: str | None
+    awaited: Callable[[], Sequence[int]] | None = None
     thread: int = field(init=False)
     since: float = field(init=False)
 

@@ -55,7 +55,7 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     with watched("Communicator.world()"):
         comm = world.Dup()
         watched.finish_protocol = finish_protocol(world) if reports_finish else None
-        own_heartbeat.meet(comm, timeout_s)
+        own_heartbeat.meet(comm.rank, comm.size, comm.Bcast, comm.Barrier, timeout_s)
     if watched.finish_protocol is not None:
         query_status(watched.finish_protocol, world, timeout_s)
     counter = CollectiveCounter(str(next(_worlds)), tuple(range(world.size)))

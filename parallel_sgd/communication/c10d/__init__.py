@@ -1,0 +1,1 @@
+"""Ranks that find each other through PyTorch: torchrun, or a process group."""

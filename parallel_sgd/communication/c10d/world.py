@@ -1,0 +1,123 @@
+"""Make the communicator of ranks that find each other through PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import kind_of, line_of
+from ..job_environment import torch_ranks
+from ..liveness.abort import install_excepthook
+from ..liveness.heartbeat import own as own_heartbeat
+from ..liveness.rank_process import claim_world, join_world
+from ..liveness.watchdog import Watchdog
+from ..serialization import packed, unpacked
+from .communicator import C10dCommunicator
+from .connections import Listener, Offer
+from .messages import TcpMessages
+
+Gather = Callable[[bytes], Sequence[bytes]]  #: returns the bytes of every rank, in rank order
+
+_worlds = itertools.count()  #: worlds made so far, the same number on every rank
+
+
+def of_process_group(group: Any, timeout_s: float) -> C10dCommunicator:
+    """See `Communicator.of_process_group`."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise UserError(
+            "there is no process group of torch.distributed: call "
+            "torch.distributed.init_process_group() first, or destroy the group later"
+        )
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise UserError("this process is not in the process group")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise UserError(
+            f"group must be a process group of torch.distributed, or None: it is {kind_of(group)}"
+        )
+    try:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        place = dist.get_rank(group)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"the process group cannot be used: {line_of(error)}") from None
+
+    def gather(data: bytes) -> Sequence[bytes]:
+        gathered: list[Any] = [None] * len(ranks)
+        # bounded: in _made's watched
+        dist.all_gather_object(gathered, data, group=group)
+        return gathered
+
+    join_world(dist.get_rank(), dist.get_world_size())
+    return _made("Communicator.of_process_group()", gather, place, ranks, timeout_s)
+
+
+def of_environment(timeout_s: float) -> C10dCommunicator:
+    """Return all ranks of torchrun or a similar launcher: see `Communicator.world`. Collective."""
+    import torch.distributed as dist
+
+    found = torch_ranks()
+    assert found is not None
+    rank, size = found
+    claim_world()
+    join_world(rank, size)
+    name, limit = f"parallel_sgd/{next(_worlds)}", timedelta(seconds=timeout_s)
+
+    def gather(data: bytes) -> Sequence[bytes]:
+        store, *_ = next(iter(dist.rendezvous("env://", timeout=limit)))
+        own = dist.PrefixStore(name, store)
+        own.set(str(rank), data)
+        keys = [str(peer) for peer in range(size)]
+        own.wait(keys, limit)
+        gathered = [own.get(key) for key in keys]
+        # Rank 0 may hold the store: no rank goes on, and might end, before all have read it.
+        if own.add("read", 1) == size:
+            own.set("all have read", "")
+        own.wait(["all have read"], limit)
+        return gathered
+
+    return _made("Communicator.world()", gather, rank, tuple(range(size)), timeout_s)
+
+
+def _made(
+    name: str, gather: Gather, rank: int, world_ranks: tuple[int, ...], timeout_s: float
+) -> C10dCommunicator:
+    """Connect the ranks. Collective.
+
+    Args:
+        name: of the calling function, for error texts.
+        gather: collective over these ranks.
+        rank: this rank.
+        world_ranks: of all ranks, in order.
+    """
+    install_excepthook()
+    watched = Watchdog(timeout_s, world_ranks[rank], _end_process)
+    with watched(name), Listener() as listener:
+        try:
+            gathered = gather(packed([*listener.offer]))
+        except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
+            reason = line_of(error).partition(" Exception raised from")[0]
+            raise UserError(f"{name}: the ranks cannot find each other: {reason}") from error
+        offers = [Offer.of(unpacked(data)) for data in gathered]
+        connections = listener.connect(rank, offers, timeout_s)
+    messages = TcpMessages(connections, watched, world_ranks)
+    comm = C10dCommunicator(rank, messages, watched, world_ranks)
+    own_heartbeat.meet(
+        world_ranks[rank],
+        max(world_ranks) + 1,
+        lambda token: comm.broadcast(np.frombuffer(token, np.uint8)),
+        comm.barrier,
+        timeout_s,
+    )
+    return comm
+
+
+def _end_process() -> None:
+    """End this rank. The end of its connections ends the other ranks."""
+    os._exit(1)
