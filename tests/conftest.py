@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-LAYERS = [HERE / layer for layer in ("unit", "processes", "parallel", "integration")]
+LAYERS = [HERE / layer for layer in ("unit", "processes", "parallel", "torch", "integration")]
 
 sys.path[:0] = map(str, (HERE, *LAYERS))
 

@@ -32,6 +32,7 @@ from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 if TYPE_CHECKING:
     from .agreement import FINGERPRINT_FACTOR, FINGERPRINT_PRIME
     from .clocks import ClockReading, compare_clocks, rank_0_time
+    from .cuda.nccl import Nccl
     from .elastic.simulated import simulate_recovery
     from .endpoint import HEADER_LENGTH, Endpoint, OtherLength
     from .entry_point import abort_on_error
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from .liveness.watchdog import Watchdog
     from .messages import PIECE_BYTES, PIECE_VALUES
     from .mpi.init_timeout import kill_if_longer_than
-    from .mpi.nccl import Nccl
     from .network_interfaces import interfaces
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .serialization import packed, unpacked
@@ -139,7 +139,7 @@ __getattr__, __dir__ = on_first_use(
         "liveness.watchdog": ("Watchdog",),
         "messages": ("PIECE_BYTES", "PIECE_VALUES"),
         "mpi.init_timeout": ("kill_if_longer_than",),
-        "mpi.nccl": ("Nccl",),
+        "cuda.nccl": ("Nccl",),
         "network_interfaces": ("interfaces",),
         "roles": ("WHOLE_MINIBATCH", "AllRanks", "AllTrain", "Group", "Roles"),
         "serialization": ("packed", "unpacked"),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..communication import Communicator
-from ..communication.mpi.nccl import Nccl
+from ..communication.cuda.nccl import Nccl
 from ..compression import Codec, FullPrecision, require_float32
 from ..kernels import finish_on_device, on_device
 from ..parameters import Parameters

