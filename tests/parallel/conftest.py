@@ -1,4 +1,4 @@
-"""Runs tests on ranks: those of mpiexec, or threads of this process.
+"""Runs tests on ranks: those of mpiexec, those of torchrun, or threads of this process.
 
     def test_something(comm): ...     # what every rank does, with its assertions
 
@@ -7,8 +7,9 @@
         results = on_ranks(body)      # what `body` returned, in rank order
 
 Under ``mpiexec -n N python -m pytest --with-mpi`` that is once, on N ranks of MPI; a failure on any
-of them fails the test on all, and rank 0 alone reports. Without mpiexec it is on 1, 3 and 4
-threads: what two ranks do differently, `make test` sees on MPI.
+of them fails the test on all, and rank 0 alone reports. The same under
+``torchrun --nproc-per-node N -m pytest --with-torch``, on N ranks without MPI. Without either it is
+on 1, 3 and 4 threads: what two ranks do differently, `make test` sees on MPI.
 """
 
 from __future__ import annotations
@@ -37,13 +38,43 @@ REPORTED = ("reported by rank 0", True)
 Body = Callable[[Communicator], Any]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--with-torch", action="store_true", help="run on the ranks of torchrun")
+
+
+def launcher_of(config: pytest.Config) -> str | None:
+    """What has started the ranks that the tests run on; None: they are threads."""
+    if config.getoption("with_mpi", False):
+        return "mpi"
+    return "torch" if config.getoption("with_torch") else None
+
+
+def own_rank() -> int | None:
+    number = os.environ.get("RANK")
+    return launched_rank() if number is None else int(number)
+
+
+def ranks_started() -> int | None:
+    number = os.environ.get("WORLD_SIZE")
+    return launched_size() if number is None else int(number)
+
+
+def world() -> Communicator:
+    if ranks_started() != 1 or "RANK" not in os.environ:
+        return Communicator.world(timeout_s=TIMEOUT_S)
+    from torch import distributed
+
+    distributed.is_initialized() or distributed.init_process_group("gloo")
+    return Communicator.of_process_group(timeout_s=TIMEOUT_S)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in {"comm", "on_ranks"} & set(metafunc.fixturenames):
-        mpi = metafunc.config.getoption("with_mpi", False)
+        launcher = launcher_of(metafunc.config)
         marked = metafunc.definition.get_closest_marker("threads")
         threads = marked.args if marked else THREADS
-        sizes = [None] if mpi else threads
-        ids = ["mpi"] if mpi else [f"{size}-threads" for size in threads]
+        sizes = [None] if launcher else threads
+        ids = [launcher] if launcher else [f"{size}-threads" for size in threads]
         metafunc.parametrize(name, sizes, indirect=True, ids=ids)
 
 
@@ -58,22 +89,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under MPI there are no mutations: a patch must reach all ranks, as it does on threads. And
-    without it there is nothing that takes a process for each rank."""
-    under_mpi = config.getoption("with_mpi", False)
+    """Under a launcher there are no mutations: a patch must reach all ranks, as it does on threads.
+    And without it there is nothing that takes a process for each rank."""
     name = collection_path.name
-    return True if name.endswith("mutations.py" if under_mpi else "processes.py") else None
+    return (
+        True if name.endswith("mutations.py" if launcher_of(config) else "processes.py") else None
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Nor what is not about ranks: it would be the same on each of them, and without MPI."""
-    if not config.getoption("with_mpi", False):
+    """Nor what is not about ranks: it would be the same on each of them, and without a launcher."""
+    if launcher_of(config) is None:
         return
     ranks = {"comm", "on_ranks"}
     skipped = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
     for item in items:
         marked = item.get_closest_marker("ranks")
-        if marked and launched_size() not in marked.args:
+        if marked and ranks_started() not in marked.args:
             skipped.append(item)
     config.hook.pytest_deselected(items=skipped)
     items[:] = [item for item in items if item not in skipped]
@@ -82,15 +114,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     """Runs a body on all ranks and returns what it returned on each."""
-    launched = launched_size()
+    launched = ranks_started()
     if request.param is None:
         if launched is None:
-            pytest.fail("--with-mpi needs mpiexec", pytrace=False)
+            pytest.fail("--with-mpi needs mpiexec, --with-torch torchrun", pytrace=False)
         comm, _ = request.config.stash[WORLDS]
         assert comm.size == launched
-        return OnMpi(request)
+        return OnRanks(request)
     if launched is not None:
-        pytest.fail(f"{launched} ranks were launched: add --with-mpi", pytrace=False)
+        pytest.fail(f"{launched} ranks were launched: add --with-mpi or -torch", pytrace=False)
     return partial(on_threads, request.param)
 
 
@@ -118,7 +150,7 @@ def mpi_counts_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    """PyTorch's own, over the ranks of MPI."""
+    """PyTorch's own, over the launched ranks."""
     from torch.distributed import destroy_process_group
 
     from parallel_sgd.torch import init_process_group
@@ -139,8 +171,8 @@ def on_threads(size: int, body: Body) -> list[Any]:
     return results
 
 
-class OnMpi:
-    """Runs a body on the ranks that mpiexec started, and tells all of them how it ended on each."""
+class OnRanks:
+    """Runs a body on the launched ranks, and tells all of them how it ended on each."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self.request = request
@@ -160,7 +192,7 @@ class OnMpi:
         if failures:
             self.request.node.user_properties.append(REPORTED)
             pytest.fail("\n".join(failures), pytrace=False)
-        assert len(ends) == launched_size() == self.comm.size
+        assert len(ends) == ranks_started() == self.comm.size
         return [result for _, result in ends]
 
     def _run(self, body: Body) -> tuple[Any, str]:
@@ -174,7 +206,7 @@ class OnMpi:
 
 
 def say(where: str, text: str) -> None:
-    lines = [f"[rank {launched_rank()}] {line}\n" for line in (where, *text.splitlines())]
+    lines = [f"[rank {own_rank()}] {line}\n" for line in (where, *text.splitlines())]
     print("".join(lines), file=sys.__stderr__, flush=True, end="")
 
 
@@ -197,15 +229,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "threads(size, ...): a long one, on worlds of just so many threads; MPI has all sizes",
     )
     config.addinivalue_line(
-        "markers", "ranks(size, ...): a long one, on MPI's worlds of just so many ranks"
+        "markers", "ranks(size, ...): a long one, on worlds of just so many launched ranks"
     )
-    if not config.getoption("with_mpi", False):
+    if launcher_of(config) is None:
         return
     # Ranks that clean up one folder of old `tmp_path`s at the same time stumble over each other.
-    root = Path(tempfile.gettempdir(), f"pytest-rank-{launched_rank()}")
+    root = Path(tempfile.gettempdir(), f"pytest-rank-{own_rank()}")
     root.mkdir(exist_ok=True)
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(root)
-    if not launched_rank():
+    if not own_rank():
         return
     manager = config.pluginmanager
     manager.unregister(name="terminalreporter")
@@ -231,9 +263,9 @@ class Others:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """All ranks run the same tests, or none: a rank that misses one would be waited for."""
-    if not session.config.getoption("with_mpi", False) or launched_size() is None:
+    if launcher_of(session.config) is None or ranks_started() is None:
         return
-    comm, control = (Communicator.world(timeout_s=TIMEOUT_S) for _ in range(2))
+    comm, control = world(), world()
     session.config.stash[WORLDS] = comm, control  # the second, for what tests say to each other
     collected = session.testsfailed, [item.nodeid for item in session.items]
     if any(theirs != collected for theirs in control.allgather_object(collected)):

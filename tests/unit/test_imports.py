@@ -51,13 +51,8 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SUB_FLOORS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},
-<<<<<<< HEAD
-        {"liveness", "clocks", "roles"},
-        {"background", "mpi", "c10d"},
-=======
         {"liveness", "clocks", "cuda", "roles"},
-        {"background", "mpi"},
->>>>>>> 81912328 (Make MPI optional: extras mpi, mpich, openmpi, and an environment without any)
+        {"background", "mpi", "c10d"},
         {"threads", "entry_point"},
         {"elastic"},
         {"world"},

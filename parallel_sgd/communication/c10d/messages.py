@@ -14,12 +14,12 @@ import os
 import select
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import cast
-from weakref import WeakSet
 
 import numpy as np
 
@@ -117,10 +117,9 @@ class TcpMessages(Messages):
         self.on_early: Callable[[int, int], object] = lambda rank, tag: None
         for peer in self._peers.values():
             self._register(peer)
+        self._closed = weakref.finalize(self, _close, self._epoll, [*connections.values()])
+        self._closed.atexit = False
         _open.add(self)
-
-    def __del__(self) -> None:
-        self.close()
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
         self.send_bytes(_bytes_of(array), peer, tag, then)
@@ -187,9 +186,7 @@ class TcpMessages(Messages):
 
     def close(self) -> None:
         """Close all connections. No message may be pending."""
-        self._epoll.close()
-        for peer in self._peers.values():
-            peer.connection.close()
+        self._closed()
         self._peers = {}
 
     def _post(self, rank: int, tag: int, receive: _Receive) -> None:
@@ -343,7 +340,13 @@ class TcpMessages(Messages):
         )
 
 
-_open: WeakSet[TcpMessages] = WeakSet()
+_open: weakref.WeakSet[TcpMessages] = weakref.WeakSet()
+
+
+def _close(epoll: select.epoll, connections: Sequence[socket.socket]) -> None:
+    epoll.close()
+    for connection in connections:
+        connection.close()
 
 
 def _close_in_child() -> None:
