@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate
@@ -13,57 +13,54 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import UserError
+from ..backoff import Backoff
 from ..communicator import Closed, Communicator, Counts
 from ..endpoint import Endpoint
 from ..liveness.watchdog import Watchdog
 from ..messages import Array, Messages
 from ..phrases import different_calls
 from .connections import Listener, Offer
-from .messages import TcpMessages
+from .endpoint import MeshEndpoint
+from .mesh import COLLECTIVES, Key, Mesh
+from .messages import MeshMessages, bytes_of
 
 CALLS = ("allgather", "alltoall", "broadcast", "sum_integers", "allgather_object")
 """The collectives; a message has its collective's number and its index here as a tag."""
 
 MOST_DIRECT = 1 << 15  #: most bytes broadcast by messages from the root to every rank
 
-Data = tuple[int, memoryview]  #: a rank, and bytes for it or from it
-
 
 class C10dCommunicator(Communicator):
     """Ranks connected by TCP, every two of them. Local.
 
     Args:
-        rank: this rank.
-        messages: of the collectives; not for any other use.
+        mesh: connections of the ranks, for exclusive use.
         watched: bounds every wait.
-        world_ranks: the world rank of every rank.
 
     Every collective sends directly from rank to rank. All but `broadcast` then send the fewest
     bytes possible. A large array is broadcast in parts: the root sends each rank another part, and
     all ranks gather the parts, so no rank sends much more than twice the array.
     """
 
-    def __init__(
-        self, rank: int, messages: TcpMessages, watched: Watchdog, world_ranks: tuple[int, ...]
-    ) -> None:
-        self.rank, self.size, self.timeout_s = rank, len(world_ranks), watched.timeout_s
-        self._collectives, self._watched, self._world_ranks = messages, watched, world_ranks
-        self._messages: TcpMessages | None = None  #: of `messages`, from its first call on
-        self._wait = watched("", awaited=messages.awaited)  # reused: collectives never overlap
+    def __init__(self, mesh: Mesh, watched: Watchdog) -> None:
+        self.rank, self.size = mesh.rank, len(mesh.world_ranks)
+        self._mesh, self._watched, self.timeout_s = mesh, watched, watched.timeout_s
+        self._world_ranks = tuple(mesh.world_ranks)
+        self._wait = watched("", awaited=self._awaited)  # reused: collectives never overlap
         self._number = self._call = 0  # collectives so far; the present one's index in CALLS
-        messages.on_early = self._require_same_call
+        mesh.on_early = self._require_same_call
         #: The other ranks, in the order of sending: all begin with different receivers.
-        self._peers = [(rank + step) % self.size for step in range(1, self.size)]
+        self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         parts = _parts(receive, counts)
         parts[self.rank][...] = send
         with self.trace.collective():
-            own = _bytes(parts[self.rank])
+            own = bytes_of(parts[self.rank])
             self._exchange(
                 "allgather",
                 [(peer, own) for peer in self._peers],
-                [(peer, _bytes(parts[peer])) for peer in self._peers],
+                [(peer, bytes_of(parts[peer])) for peer in self._peers],
             )
 
     def alltoall(
@@ -80,12 +77,12 @@ class C10dCommunicator(Communicator):
         with self.trace.collective():
             self._exchange(
                 "alltoall",
-                [(peer, _bytes(sent[peer])) for peer in self._peers],
-                [(peer, _bytes(received[peer])) for peer in self._peers],
+                [(peer, bytes_of(sent[peer])) for peer in self._peers],
+                [(peer, bytes_of(received[peer])) for peer in self._peers],
             )
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        data, is_root = _bytes(array), self.rank == root
+        data, is_root = bytes_of(array), self.rank == root
         with self.trace.collective():
             if data.nbytes <= MOST_DIRECT or self.size == 2:
                 self._exchange(
@@ -111,11 +108,11 @@ class C10dCommunicator(Communicator):
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         gathered = np.empty((self.size, values.size), np.int64)
         gathered[self.rank] = values
-        own = _bytes(gathered[self.rank])
+        own = bytes_of(gathered[self.rank])
         self._exchange(
             "sum_integers",
             [(peer, own) for peer in self._peers],
-            [(peer, _bytes(gathered[peer])) for peer in self._peers],
+            [(peer, bytes_of(gathered[peer])) for peer in self._peers],
         )
         total: npt.NDArray[np.int64] = gathered.sum(axis=0)
         return total
@@ -127,7 +124,12 @@ class C10dCommunicator(Communicator):
             gathered[peer] = item.tobytes()
 
         own = memoryview(data)
-        self._exchange("allgather_object", [(peer, own) for peer in self._peers], [], received)
+        self._exchange(
+            "allgather_object",
+            [(peer, own) for peer in self._peers],
+            [(peer, None) for peer in self._peers],
+            received,
+        )
         return [gathered[rank] for rank in range(self.size)]
 
     def duplicate(self) -> Communicator:
@@ -138,31 +140,23 @@ class C10dCommunicator(Communicator):
             gathered = self._gather("Communicator.split()", [group, [*listener.offer]])
             members = [rank for rank, (theirs, _) in enumerate(gathered) if theirs == group]
             offers = [Offer.of(gathered[member][1]) for member in members]
-            messages = self._connected(listener, members, offers)
-        world_ranks = tuple(self._world_ranks[member] for member in members)
-        made = C10dCommunicator(members.index(self.rank), messages, self._watched, world_ranks)
+            place = members.index(self.rank)
+            connections = self.together(lambda: listener.connect(place, offers, self.timeout_s))
+        mesh = Mesh(place, connections, [self._world_ranks[member] for member in members])
+        made = C10dCommunicator(mesh, self._watched)
         made.trace = self.trace
         return made
 
     def messages(self) -> Messages:
-        if self._messages is None:
-            with self.together(Listener) as listener:
-                gathered = self._gather("Communicator.messages()", [*listener.offer])
-                members, offers = range(self.size), [Offer.of(values) for values in gathered]
-                self._messages = self._connected(listener, members, offers)
-        return self._messages
+        return MeshMessages(self._mesh, self._watched)
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
-        raise UserError(
-            "parameter servers need ranks of MPI: start them by `parallel-sgd run` or mpiexec"
-        )
+        return MeshEndpoint(self._mesh, peers, serving, self._watched)
 
     def close(self) -> None:
-        for messages in (self._collectives, self._messages):
-            if isinstance(messages, TcpMessages):
-                messages.close()
-        self._collectives = cast(TcpMessages, Closed())
-        self._messages = None
+        mesh, self._mesh = self._mesh, cast(Mesh, Closed())
+        if isinstance(mesh, Mesh):
+            mesh.close()
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -175,66 +169,68 @@ class C10dCommunicator(Communicator):
     def _exchange(
         self,
         call: str,
-        sent: Iterable[Data],
-        received: Iterable[Data],
-        then: Callable[[int, memoryview], object] | None = None,
+        sent: Sequence[tuple[int, memoryview]],
+        received: Sequence[tuple[int, memoryview | None]],
+        then: Callable[[int, memoryview], object] = lambda peer, data: None,
     ) -> None:
         """Send bytes to ranks, and receive bytes from ranks, as part of a collective.
 
         Args:
             call: its name.
             sent: the ranks and their bytes.
-            received: the ranks, and room for exactly their bytes.
-            then: called with each other rank and its bytes, of any length, in place of `received`.
+            received: the ranks, and room for exactly their bytes; None: any number of bytes.
+            then: called with a rank and its bytes.
         """
-        messages = self._collectives
+        mesh, left = self._mesh, len(sent) + len(received)
         self._number, self._call = self._number + 1, CALLS.index(call)
-        tag = self._number * len(CALLS) + self._call
-        backoff = messages.backoff()
+        key = COLLECTIVES, self._number * len(CALLS) + self._call
+        backoff = Backoff(mesh.idle, at_once=50, first_s=1e-3)
+
+        def done(peer: int, room: memoryview | None, data: memoryview) -> None:
+            nonlocal left
+            if room is not None and room.nbytes != data.nbytes:
+                raise mesh.mismatch(peer, data.nbytes, room.nbytes)
+            then(peer, data)
+            left -= 1
+
+        def gone() -> None:
+            nonlocal left
+            left -= 1
+
         with self._waits(call):
-            for peer, data in received:
-                messages.receive_bytes(data, peer, tag)
-            if then is not None:
-                for peer in self._peers:
-                    messages.receive_any(peer, tag, partial(then, peer))
+            for peer, room in received:
+                mesh.receive(room, peer, key, partial(done, peer, room))
             for peer, data in sent:
-                messages.send_bytes(data, peer, tag)
-            while messages.under_way:
-                if messages.progress():
+                mesh.send(data, peer, key, gone)
+            before = left
+            while left:
+                mesh.drive()
+                if left < before:
+                    before = left
                     backoff.reset()
                 else:
+                    mesh.require_connected(COLLECTIVES, call)
                     backoff.pause()
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
         """Return a context manager to bound the wait of a collective."""
         wait = self._wait
-        self._collectives.name = wait.name = name
-        wait.problem = self._problem
+        wait.name, wait.problem = name, self._problem
         return wait
 
-    def _require_same_call(self, peer: int, tag: int) -> None:
+    def _awaited(self) -> list[int]:
+        return [self._world_ranks[peer] for peer in self._mesh.awaited(COLLECTIVES)]
+
+    def _require_same_call(self, peer: int, key: Key) -> None:
         """Raise an error for a message of a different collective with the present number."""
-        number, call = divmod(tag, len(CALLS))
-        if number == self._number and call != self._call:
+        channel, (number, call) = key[0], divmod(key[1], len(CALLS))
+        if channel == COLLECTIVES and number == self._number and call != self._call:
             ranks = (self._world_ranks[self.rank], self._world_ranks[peer])
             different = different_calls([CALLS[self._call], CALLS[call]], ranks)
             raise UserError(cast(str, different))
-
-    def _connected(
-        self, listener: Listener, members: Sequence[int], offers: Sequence[Offer]
-    ) -> TcpMessages:
-        """Connect some of these ranks. Collective over all ranks."""
-        place = members.index(self.rank)
-        connections = self.together(lambda: listener.connect(place, offers, self.timeout_s))
-        ranks = [self._world_ranks[member] for member in members]
-        return TcpMessages(connections, self._watched, ranks)
 
 
 def _parts(array: Array, counts: Counts) -> list[Array]:
     """Cut an array into consecutive parts of these sizes."""
     ends = list(accumulate(counts))
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _bytes(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))

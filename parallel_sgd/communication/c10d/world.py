@@ -20,7 +20,7 @@ from ..liveness.watchdog import Watchdog
 from ..serialization import packed, unpacked
 from .communicator import C10dCommunicator
 from .connections import Listener, Offer
-from .messages import TcpMessages
+from .mesh import Mesh
 
 Gather = Callable[[bytes], Sequence[bytes]]  #: returns the bytes of every rank, in rank order
 
@@ -106,8 +106,7 @@ def _made(
             raise UserError(f"{name}: the ranks cannot find each other: {reason}") from error
         offers = [Offer.of(unpacked(data)) for data in gathered]
         connections = listener.connect(rank, offers, timeout_s)
-    messages = TcpMessages(connections, watched, world_ranks)
-    comm = C10dCommunicator(rank, messages, watched, world_ranks)
+    comm = C10dCommunicator(Mesh(rank, connections, world_ranks), watched)
     own_heartbeat.meet(
         world_ranks[rank],
         max(world_ranks) + 1,
