@@ -128,10 +128,9 @@ RUN_IN_A_RANK = f"""if comm.rank == 0:
 
 LAUNCHING = [
     alone(
-        "torchrun in place of `parallel-sgd run`",
+        "torchrun without the address of its ranks",
         f"{LEARNER_ALONE}\ntrain()",
-        "torchrun --nproc-per-node 3 script.py\n"
-        "# each process: RANK=0 WORLD_SIZE=3 TORCHELASTIC_RUN_ID=none python script.py",
+        "env -u MASTER_ADDR python script.py  # in a process of torchrun --nproc-per-node 3",
         **{"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"},
     ),
     alone(

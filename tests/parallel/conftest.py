@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launched import own_rank, ranks_started
 
 from parallel_sgd import Communicator, simulate
-from parallel_sgd.communication import launched_rank, launched_size
 
 TIMEOUT_S = 100.0  # longest wait for the other ranks: shorter than a test may take
 THREADS = (1, 3, 4)
@@ -47,16 +47,6 @@ def launcher_of(config: pytest.Config) -> str | None:
     if config.getoption("with_mpi", False):
         return "mpi"
     return "torch" if config.getoption("with_torch") else None
-
-
-def own_rank() -> int | None:
-    number = os.environ.get("RANK")
-    return launched_rank() if number is None else int(number)
-
-
-def ranks_started() -> int | None:
-    number = os.environ.get("WORLD_SIZE")
-    return launched_size() if number is None else int(number)
 
 
 def world() -> Communicator:
@@ -91,10 +81,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under a launcher there are no mutations: a patch must reach all ranks, as it does on threads.
     And without it there is nothing that takes a process for each rank."""
-    name = collection_path.name
-    return (
-        True if name.endswith("mutations.py" if launcher_of(config) else "processes.py") else None
-    )
+    left_out = "mutations.py" if launcher_of(config) else "processes.py"
+    return True if collection_path.name.endswith(left_out) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

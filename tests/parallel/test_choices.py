@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases import gradient_of
 from invariants import same_on_all_ranks
+from launched import own_rank
 
 from parallel_sgd import (
     BlockMomentumSGD,
@@ -25,7 +26,6 @@ from parallel_sgd import (
     UserError,
 )
 from parallel_sgd.command_line import print_choices, read
-from parallel_sgd.communication import launched_rank
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure
 from parallel_sgd.exchange import (
@@ -43,9 +43,9 @@ LARGE, SMALL = 200_000, 3_000  #: values of two buckets
 SLOW, FREE = Link(1e-5, 1e6), Link(0.0, math.inf)
 
 
-def own_rank() -> int:
+def this_rank() -> int:
     """This rank, where a patched function is not told."""
-    launched = launched_rank()
+    launched = own_rank()
     return int(threading.current_thread().name.split()[-1]) if launched is None else launched
 
 
@@ -274,7 +274,7 @@ def test_ranks_of_a_host_count_as_one_sender(comm, links):
 
 def test_ranks_that_measure_differently_choose_alike(comm, links):
     def own_speeds(block_size, bits, like) -> KernelSpeeds:
-        return speeds(1e9 if own_rank() == 0 else 1e3, bits)  # the others would take 32
+        return speeds(1e9 if this_rank() == 0 else 1e3, bits)  # the others would take 32
 
     links(SLOW, own_speeds)
     learner = learner_on(comm)

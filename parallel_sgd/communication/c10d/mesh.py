@@ -140,6 +140,7 @@ class Mesh:
             UserError: the connection has ended.
         """
         with self._lock:
+            self._require_open()
             to = self._peers[peer]
             if to.connection is None:
                 self._begin_message(to, key, data.nbytes)
@@ -163,6 +164,7 @@ class Mesh:
             then: called with the received bytes.
         """
         with self._lock:
+            self._require_open()
             sender, receive = self._peers[peer], _Receive(into, then)
             if key in sender.kept:
                 data = self._take(sender, key)
@@ -262,6 +264,13 @@ class Mesh:
     def close_in_child(self) -> None:
         """Close the connections of a forked process: they would outlive this rank."""
         self._closed()
+
+    def _require_open(self) -> None:
+        if not self._closed.alive:
+            raise UserError(
+                "the connections of this communicator are closed: after close(), or in a process "
+                "that a rank has forked"
+            )
 
     def _take(self, peer: _Peer, key: Key) -> memoryview:
         """Remove and return the next kept message."""
