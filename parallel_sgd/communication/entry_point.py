@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import Preempted, SharedError, UserError
 from ..starting import started
+from .job_environment import torch_ranks
 from .liveness.abort import (
     end_job,
     has_other_ranks,
@@ -15,6 +16,7 @@ from .liveness.abort import (
     report,
     running_mpi,
 )
+from .liveness.rank_process import joined_world
 from .liveness.rank_status import Status, report_status
 from .timeouts import LONGEST_S
 
@@ -76,6 +78,8 @@ def _join_others() -> None:
     end.
     """
     if not has_other_ranks() or running_mpi() is not None or mpi_is_finalized():
+        return
+    if joined_world() is not None or torch_ranks() is not None:  # ranks without MPI
         return
     with contextlib.suppress(ImportError, RuntimeError, UserError):  # no MPI: no rank waits in it
         from .mpi.communicator import mpi_world

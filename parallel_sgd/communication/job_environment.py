@@ -20,6 +20,9 @@ from ..errors import UserError
 #: Set by `parallel-sgd run`: the number of ranks that the user asked for.
 REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
 
+#: Set by `parallel-sgd run --with torchrun` in its place: torchrun's ranks have no MPI.
+TORCHRUN_RANKS = "PARALLEL_SGD_TORCHRUN_RANKS"
+
 #: Set by `parallel-sgd run --servers N`: number of parameter servers, the last ranks.
 SERVERS = "PARALLEL_SGD_SERVERS"
 
@@ -105,6 +108,7 @@ _LAUNCHERS = (
     _Launcher("MPICH's mpiexec", ("PMI_SIZE",), "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     _names_from("jsrun", "JSM_NAMESPACE"),
     _Launcher("flux run", ("FLUX_JOB_SIZE",), "FLUX_TASK_RANK", "", "FLUX_TASK_LOCAL_ID"),
+    _Launcher("parallel-sgd run", (TORCHRUN_RANKS,), "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
     _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_PROCID", "", _SRUN_LOCAL),
     _Launcher("parallel-sgd run", (REQUESTED_RANKS,), "PMIX_RANK"),
 )
@@ -122,7 +126,8 @@ _LAUNCHER_PREFIXES = (
     "SLURM_",
 )
 _LAUNCHER_NAMES = (
-    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
+    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, TORCHRUN_RANKS),
+    *(SERVERS, SURVIVE, SPARES, FOLDER),
     *(ERRORS, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
     *(JOB, RESTART, PREEMPT_ON, REQUEUE, RANK_PROCESS),
 )

@@ -174,7 +174,8 @@ def _wait_until_ended(
     if job.returncode >= 0:
         return JobEnd(job.returncode)
     number = -job.returncode
-    return JobEnd(128 + number, f"mpiexec (pid {job.pid}) was ended by {_signal_text(number)}")
+    name = "mpiexec" if supervisor is None else supervisor.launcher
+    return JobEnd(128 + number, f"{name} (pid {job.pid}) was ended by {_signal_text(number)}")
 
 
 def _signal_text(number: int) -> str:
@@ -258,14 +259,14 @@ def _child_setup(notice_signals: Sequence[signal.Signals]) -> Callable[[], None]
 
     The function makes the kernel end the child when this process ends (Linux), and makes the child
     ignore notices: a batch system may send a notice to all processes, and mpiexec must not end by
-    it.
+    it. mpiexec itself handles `NOTICE_SIGNAL`; torchrun does not, and must not end by that either.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 
     def prepare() -> None:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        for number in notice_signals:
+        for number in {*notice_signals, NOTICE_SIGNAL} if notice_signals else ():
             signal.signal(number, signal.SIG_IGN)
 
     return prepare

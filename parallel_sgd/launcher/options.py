@@ -36,8 +36,10 @@ from .hosts import MOST_RANKS, Hostfile, decimal, read_hostfile
 #: Options that only make sense for the process that starts the ranks.
 NEED_N = (
     *("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"),
-    *("restarts", "min_ranks"),
+    *("restarts", "min_ranks", "with"),
 )
+
+MPIEXEC, TORCHRUN = "mpiexec", "torchrun"
 
 
 #: An argument with a number of ranks.
@@ -66,6 +68,7 @@ class Request:
     min_ranks: int | None = None  #: None: the same as `ranks`
     preempt_on: str | None = None  #: names of signals
     requeue: bool = False
+    launcher: str = MPIEXEC  #: or TORCHRUN
 
     @property
     def for_ranks(self) -> dict[str, str]:
@@ -133,7 +136,8 @@ def parse(argv: Sequence[str]) -> Request:
     for name in ("hostfile", "log_dir", "mpiexec"):
         if (path := getattr(args, name)) is not None:
             setattr(args, name, path_given(name, path))
-    del args.module
+    args.launcher = getattr(args, "with") or MPIEXEC
+    del args.module, args.__dict__["with"]
     args.ranks, args.command = ranks, command
     args.hostfile = None if args.hostfile is None else read_hostfile(args.hostfile)
     args.mpiexec_options = tuple(args.mpiexec_options)
@@ -161,12 +165,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="parallel-sgd run",
         usage="parallel-sgd run -n N [option ...] (script.py | -m module) [argument ...]",
-        description="Start a Python script on N ranks with the mpiexec that fits mpi4py, and print "
-        "the command. An error on one rank ends the job. The exit code is 0 only if all ranks "
-        "have finished the program (with --survive: all remaining ranks), else the job's own or "
-        "1; 2 if the job could not be started, 75 if it has left as --preempt-on says, 124 if it "
-        "exceeded --timeout-s, 128 + the number of the signal that ended this command. Started by "
-        "srun or mpiexec, without -n: be one of their ranks, and run the script.",
+        description="Start a Python script on N ranks with the mpiexec that fits mpi4py, or with "
+        "torchrun, and print the command. An error on one rank ends the job. The exit code is 0 "
+        "only if all ranks have finished the program (with --survive: all remaining ranks), else "
+        "the job's own or 1; 2 if the job could not be started, 75 if it has left as --preempt-on "
+        "says, 124 if it exceeded --timeout-s, 128 + the number of the signal that ended this "
+        "command. Started by srun or mpiexec, without -n: be one of their ranks, and run the "
+        "script.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -177,6 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         "-f",
         metavar="FILE",
         help="file of hosts, one a line: `host slots=4` or `host:4`; either form works",
+    )
+    add(
+        "--with",
+        choices=(MPIEXEC, TORCHRUN),
+        help="start the ranks by MPI's mpiexec (the default), or by PyTorch's torchrun, which "
+        "needs no MPI: on this host alone, without --servers, --survive and --spares",
     )
     add(
         "--servers",

@@ -44,6 +44,7 @@ class JobStatus:
 
     Attributes:
         ranks: the number of ranks of the job.
+        launcher: the name of the program that started the ranks.
         mpiexec_code: mpiexec's exit code.
         end_statuses: the reported end by rank, of `rank_status.END_STATUSES`.
         signed_on: the ranks known to have signed on and able to report their end.
@@ -57,6 +58,7 @@ class JobStatus:
 
     ranks: int
     mpiexec_code: int
+    launcher: str = "mpiexec"
     end_statuses: Mapping[int, Status] = field(default_factory=dict)
     signed_on: frozenset[int] = frozenset()
     killed: str | None = None
@@ -118,10 +120,10 @@ def judge(job: JobStatus, *, survive: bool) -> Outcome:
         gone = f"the folder {job.lost_folder!r}, in which ranks report how they end, was removed"
         if code == 0:
             return Outcome(Ending.COMPLETE, gone, reported=False)
-        return Outcome(Ending.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
+        return Outcome(Ending.LOST, f"{job.launcher} has ended (exit code {code}), and {gone}")
     if code == 0 and not survive and not job.signed_on:
         return Outcome(Ending.COMPLETE, reported=False)
     if code == 0 and survive and not job.end_statuses:
         return Outcome(Ending.LOST, "no rank has finished the program")
-    why = f"mpiexec has ended (exit code {code}), and the ranks have not reported why"
+    why = f"{job.launcher} has ended (exit code {code}), and the ranks have not reported why"
     return Outcome(Ending.LOST, job.killed or why)

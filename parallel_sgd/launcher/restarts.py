@@ -28,7 +28,7 @@ from ..communication.liveness.preemption import chosen_signals, requeue
 from ..communication.stderr import write_stderr
 from .failure_policy import failure_policy
 from .job import TIMED_OUT, Deadline, Signals, caught_signals, run_job
-from .options import Request
+from .options import TORCHRUN, Request
 from .outcome import Ending, Outcome, judge
 from .reachable_hosts import Hosts
 from .supervisor import Supervisor
@@ -172,7 +172,12 @@ class Restarts:
         training = self._policy.recovering_ranks(request)
         local, prints = not self._hosts.any_remote, not _has_output_files(request)
         with Supervisor(
-            request.ranks, shared, training=training, local=local, prints=prints
+            request.ranks,
+            shared,
+            training=training,
+            local=local,
+            prints=prints,
+            launcher=request.launcher,
         ) as supervisor:
             environ = {**self._environ, **launch.environ, **supervisor.environ}
             end = run_job(
@@ -189,10 +194,13 @@ class Restarts:
             if judged.end is Ending.COMPLETE and self._judged_by_reports and not stopped:
                 self._warn_if_uncertain(code, judged)
             error = self._policy.error_line(supervisor)
-            error = error and error + exit_code_hint(code)
+            by_torchrun = request.launcher == TORCHRUN  # its code for any failure is 1
+            error = error and error + ("" if by_torchrun else exit_code_hint(code))
             if judged.end is Ending.COMPLETE and (problem := stdout_problem()):
                 write_stderr(f"parallel-sgd: {problem}")
-            if judged.end is Ending.LOST and (cause := end.killed or _output_failure(code)):
+            if judged.end is Ending.LOST and (
+                cause := end.killed or (None if by_torchrun else _output_failure(code))
+            ):
                 judged, error = replace(judged, why=cause), cause  # of the ranks' failure, too
             seconds, checkpoint = time.monotonic() - began, supervisor.newest_checkpoint()
             asked_to_leave = bool(signals.notices) or supervisor.was_asked_to_leave()
@@ -204,12 +212,12 @@ class Restarts:
             why = outcome.why or f"do all hosts share {str(Path.cwd())!r}?"
             write_stderr(
                 f"parallel-sgd: no rank could report whether the job is complete ({why}): only "
-                "mpiexec's exit code says so"
+                f"{self._request.launcher}'s exit code says so"
             )
         elif not self._policy.expects(code):
             write_stderr(
-                "parallel-sgd: complete: all ranks have finished the program; mpiexec has ended "
-                f"with exit code {code} only after that"
+                "parallel-sgd: complete: all ranks have finished the program; "
+                f"{self._request.launcher} has ended with exit code {code} only after that"
             )
 
     def _should_restart(self, attempt: Attempt) -> bool:

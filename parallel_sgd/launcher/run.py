@@ -3,7 +3,7 @@
 Choose the mpiexec of the MPI that mpi4py is bound to, add the options needed on this machine (root,
 more ranks than cores, the hostfile in mpiexec's dialect), share the cores among the ranks, print
 the command, and run it. Under Slurm, PBS, LSF or Grid Engine the batch system chooses hosts and
-placement.
+placement. `--with torchrun` starts ranks without MPI: see `torchrun`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..communication.job_environment import (
     SPARES,
     SURVIVE,
     TERMINAL,
+    TORCHRUN_RANKS,
     WAIT_TIMEOUT_S,
     launched_rank,
     launched_size,
@@ -47,10 +48,11 @@ from .host_resources import local_interface, usable_cores
 from .hosts import MPICH, OPEN_MPI, Hostfile
 from .job import NOTICE_SIGNAL
 from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec
-from .options import Request, parse
+from .options import TORCHRUN, Request, parse
 from .rank import main as run_as_rank
 from .reachable_hosts import Hosts
 from .restarts import Restarts, job_variables
+from .torchrun import require_torchrun, torchrun_command
 
 #: The number of threads that a library starts in a rank, for each library, unless set by the user.
 THREAD_VARIABLES = (
@@ -109,18 +111,38 @@ def main(argv: Sequence[str]) -> int:
             f"{launched_rank()} of {launched_size()}, started by {name}. There, leave -n away: "
             f"parallel-sgd run {shlex.join(request.command)}"
         )
-    vendor = bound_mpi()["vendor"]
-    mpiexec = choose_mpiexec(vendor, request.mpiexec)
+    mpiexec = None if request.launcher == TORCHRUN else _mpiexec(request)
     terminal = {TERMINAL: "1"} if output_is_terminal() and request.log_dir is None else {}
     environ = {**_home_variable(), **os.environ, **terminal, **job_variables(request, os.environ)}
     batch = None if request.hostfile else allocation(environ)
+    vendor = None if mpiexec is None else mpiexec.vendor
     hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
+    if mpiexec is None:
+        require_torchrun(request, hosts)
     cores, root = usable_cores(), os.geteuid() == 0
 
     def launch(chosen: Request) -> Launch:
+        if mpiexec is None:
+            return plan_torchrun(chosen, environ, cores=cores)
         return plan(chosen, mpiexec, environ, cores=cores, root=root)
 
     return Restarts(request, launch, hosts, environ).run()
+
+
+def _mpiexec(request: Request) -> Mpiexec:
+    """Return the mpiexec of the MPI that mpi4py is bound to.
+
+    Raises:
+        UserError: there is no MPI, or no mpiexec of it.
+    """
+    try:
+        vendor = bound_mpi()["vendor"]
+    except UserError as error:
+        command = shlex.join(["parallel-sgd", "run", "--with", TORCHRUN, "-n", str(request.ranks)])
+        raise UserError(
+            f"{error}. PyTorch's launcher needs no MPI: {command} {shlex.join(request.command)}"
+        ) from None
+    return choose_mpiexec(vendor, request.mpiexec)
 
 
 def _home_variable() -> dict[str, str]:
@@ -185,6 +207,21 @@ def plan(
     return Launch(
         (mpiexec.path, *options, *request.mpiexec_options, *rank, *request.command), added
     )
+
+
+def plan_torchrun(request: Request, environ: Mapping[str, str], *, cores: int) -> Launch:
+    """Return the command and environment to start ranks of this host by torchrun.
+
+    Read nothing but the arguments, which are those of `plan`.
+    """
+    assert request.ranks is not None
+    batch = allocation(environ)
+    if batch is not None and batch.cores is not None:
+        cores = min(cores, batch.cores)
+    added = _thread_variables(environ, max(1, cores // request.ranks))
+    added[TORCHRUN_RANKS] = str(request.ranks)
+    added |= request.for_ranks | job_variables(request, environ)
+    return Launch(torchrun_command(request), added)
 
 
 def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:

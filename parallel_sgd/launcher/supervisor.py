@@ -70,6 +70,7 @@ class Supervisor:
             failures once they have made a learner. None: the first failure ends the job.
         local: True if all ranks are known to run on this host.
         prints: print the ranks' errors, and an error shared by several ranks only once.
+        launcher: the name of the program that starts the ranks, for messages.
         waits: how long to wait for ranks and mpiexec.
 
     Attributes:
@@ -85,10 +86,12 @@ class Supervisor:
         training: int | None = None,
         local: bool = False,
         prints: bool = False,
+        launcher: str = "mpiexec",
         waits: Waits | None = None,
     ) -> None:
         self._waits = waits or Waits()
         self.ranks, self._shared, self._training, self._local = ranks, shared, training, local
+        self.launcher = launcher
         self._prints, self._rank_errors = prints, RankErrors(ranks)
         self._startup: StartupMonitor | None = None
         self._pipes: dict[int, int] = {}  # rank by descriptor of its pipe
@@ -255,6 +258,7 @@ class Supervisor:
         self.check()
         return JobStatus(
             ranks=self.ranks,
+            launcher=self.launcher,
             mpiexec_code=mpiexec_code,
             end_statuses=self.exit_reasons(),
             signed_on=frozenset(self.signed_on()),
@@ -294,13 +298,14 @@ class Supervisor:
         self._failed_s = self._failed_s + self._waits.poll_s if failed else 0.0
         if self._failed_s > self._waits.end_s:
             return (
-                "a rank has failed, and mpiexec has not ended the job within "
+                f"a rank has failed, and {self.launcher} has not ended the job within "
                 f"{self._waits.end_s:g} s"
             )
         exited = self.all_local and len(self._exited) == self.ranks
         self._all_exited_s = self._all_exited_s + self._waits.poll_s if exited else 0.0
         if self._all_exited_s > self._waits.end_s:
-            return f"all ranks have ended, and mpiexec has not within {self._waits.end_s:g} s"
+            limit = f"{self._waits.end_s:g} s"
+            return f"all ranks have ended, and {self.launcher} has not within {limit}"
         lines = [] if self._heartbeat_table is None else self._heartbeat_table.heartbeats()
         states = {line.state(now) for line in lines}
         stopped = len(lines) == self.ranks and states - {RankState.EXITED} == {RankState.STOPPED}

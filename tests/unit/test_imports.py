@@ -118,7 +118,7 @@ OWNERS = {
     "llvmlite": {"kernels"},
     "cupy": {"kernels", "models", "command_line", "torch"},  # models, command_line: is it there?
     "mpi4py": {"communication"},
-    "torch": {"communication", "torch"},
+    "torch": {"communication", "launcher", "torch"},
     "PIL": {"data"},
     "pyarrow": {"data"},
 }
