@@ -1,4 +1,4 @@
-"""The adapter of PyTorch models: connects a module and its optimizer with a learner."""
+"""The adapter of PyTorch models: connects a module and its optimizers with a learner."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from .gradients import LATE, Gradients
 from .loop_checks import LoopChecks
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, layout_of, tensors_of
-from .optimizer.state import state_fingerprint
-from .optimizer.update_rule import TorchStep, rule_of
+from .optimizer.update_rule import TorchOptimizer, TorchStep, rule_of
 from .overlap import Overlap
 from .refusals import require_unchanged_by_forward
 from .scaling import Scaling, require_scaler
@@ -31,7 +30,7 @@ Reduction = Literal["mean", "sum"]
 
 
 class TorchModel(ModelAdapter):
-    """A PyTorch module with its optimizer. `torch.Learner` documents the arguments.
+    """A PyTorch module with its optimizers. `torch.Learner` documents the arguments.
 
     Attributes:
         model: the module.
@@ -105,8 +104,10 @@ class TorchModel(ModelAdapter):
             "buffers": self._buffers,
             "loss scale": None if scaler is None else scaler.state_dict(),
             **layout_of(self.model),
-            **(state_fingerprint(self._optimizer) if synchronous else {}),
         }
+        if isinstance(self.optimizer, TorchOptimizer):
+            self._facts |= self.optimizer.members
+            self._facts |= self.optimizer.fingerprint if synchronous else {}
 
     def attach(self, learner: AdaptedLearner) -> None:
         super().attach(learner)

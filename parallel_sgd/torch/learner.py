@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -45,8 +45,9 @@ class Learner(ArrayLearner):
         model: any module whose trainable parameters are all float32 or all float64, and on one
             device. They become views of one vector. Trainable and frozen parameters and buffers
             start with rank 0's values.
-        optimizer: a PyTorch optimizer of the model's parameters, in any parameter groups, or an
-            optimizer of `parallel_sgd`. `step` calls it.
+        optimizer: a PyTorch optimizer of the model's parameters, in any parameter groups; a list
+            of several, each of a part of the parameters, such as ``[muon, adamw]``; or an optimizer
+            of `parallel_sgd`. `step` calls each of them, in the order of the list.
         algorithm: how the ranks train together.
         comm: the ranks.
         reduction: "mean" or "sum": how the loss reduces over the samples of a minibatch.
@@ -64,13 +65,14 @@ class Learner(ArrayLearner):
         not_finite, most_skipped, compare_every: see `parallel_sgd.Learner`. If `not_finite` skips a
             minibatch, BatchNorm's statistics are restored to their values before that minibatch.
     Raises:
-        UserError: on all ranks, if the model, the optimizer or an option does not support training
-            or differs between ranks. The message names the cause.
+        UserError: on all ranks, if the model, an optimizer or an option does not support training
+            or differs between ranks, or if a parameter is in two optimizers or in none. The message
+            names the cause.
 
     Attributes:
         model, reduction: as given.
 
-    `step` clears all gradients, so ``zero_grad`` is not needed. Calls of the optimizer's own
+    `step` clears all gradients, so ``zero_grad`` is not needed. Calls of an optimizer's own
     ``step`` raise a UserError until the learner is closed. Learning rate schedulers work as usual.
     If no rank has used a parameter, the optimizer leaves that parameter unchanged, as PyTorch does.
     If only some ranks have used a parameter, its gradient is zero on the remaining ranks.
@@ -81,7 +83,9 @@ class Learner(ArrayLearner):
     and the parameter's ``grad`` is a view of its place there.
 
     Collective. Memory: the gradient, in place of PyTorch's own gradients, and the algorithm's
-    state; with ``overlap=True`` a second gradient. Cost: one copy of each gradient and one more
+    state; with ``overlap=True`` a second gradient. Optimizer state in the shapes of parameters is
+    kept in vectors of all parameters, one for each name ("exp_avg"): also if one of several
+    optimizers has that name. Cost: one copy of each gradient and one more
     read to check for non-finite values; about 7 microseconds per parameter, compared with 20 for
     PyTorch's backward and optimizer (1,000 parameters of 16 values, SGD with momentum, one core).
 
@@ -106,7 +110,7 @@ class Learner(ArrayLearner):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Optimizer,
         algorithm: Algorithm[Any],
         comm: Communicator,
         *,

@@ -43,6 +43,7 @@ class FlatModule:
         parameters: the trainable parameters by name, each once, in the order of
             ``named_parameters()``.
         tensors: the same parameters as PyTorch tensors.
+        names: of all parameters, also of frozen ones.
         device: of all trainable parameters.
         gradient: of the same layout; backward leaves gradients here: see `attach_gradient`.
         backwards: for each parameter, the number of backwards added to its gradient since the
@@ -57,9 +58,8 @@ class FlatModule:
     def __init__(self, module: nn.Module) -> None:
         require_plain(module)
         self.module = module
-        self.tensors = {
-            plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
-        }
+        self.names = {p: plain_name(name) for name, p in module.named_parameters()}
+        self.tensors = {name: p for p, name in self.names.items() if p.requires_grad}
         require_equal(self.tensors)
         require_dense(buffers_of(module))
         self.device = next(iter(self.tensors.values())).device

@@ -153,20 +153,65 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def require_optimizer_of(optimizer: Any, tensors: Mapping[str, nn.Parameter]) -> None:
-    """Refuse an optimizer that lacks these parameters, or needs more than a plain `step()`.
+def require_optimizers_of(
+    optimizers: Sequence[Any], names: Mapping[Any, str], tensors: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse optimizers that do not divide a model's parameters among them, or need more than a
+    plain `step()`.
 
+    Args:
+        optimizers: of the learner.
+        names: of all parameters.
+        tensors: the trainable parameters.
     Raises:
-        UserError: naming the parameter, or the optimizer's requirement.
+        UserError: naming the parameter, or an optimizer's requirement.
 
     Local.
     """
-    kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not optimizers:
+        raise UserError("optimizer must be a torch.optim.Optimizer, or a list of some: it is empty")
+    holders: dict[Any, int] = {}
+    for number, one in enumerate(optimizers):
+        if not isinstance(one, torch.optim.Optimizer):
+            what = (
+                "optimizer must be a torch.optim.Optimizer or one of parallel_sgd's, such as "
+                "SGD(lr=0.1)"
+                if len(optimizers) == 1
+                else f"optimizer[{number}] must be a torch.optim.Optimizer, as all in a list"
+            )
+            raise UserError(f"{what}: it is {kind_of(one)}")
+        kind = type(one).__name__
+        for earlier in range(number):
+            if optimizers[earlier] is one:
+                raise UserError(
+                    f"optimizer[{earlier}] and optimizer[{number}] are the same {kind}: give each "
+                    "optimizer once"
+                )
+        _require_plain_step(one, kind)
+        for p in (p for group in one.param_groups for p in group["params"]):
+            if p.requires_grad and p not in names:
+                raise UserError(
+                    f"optimizer {kind} has a parameter of shape {list(p.shape)} that is not in the "
+                    "model: make the optimizer of model.parameters()"
+                )
+            other = holders.setdefault(p, number)
+            if other != number:
+                name = f"parameter {names[p]!r}" if p in names else "a frozen parameter"
+                raise UserError(
+                    f"{name} is in two optimizers, optimizer[{other}] "
+                    f"({type(optimizers[other]).__name__}) and optimizer[{number}] ({kind}): give "
+                    "each parameter to one of them"
+                )
+    lacking = next((name for name, p in tensors.items() if p not in holders), None)
+    if lacking is not None:
+        kinds = " + ".join(type(one).__name__ for one in optimizers)
         raise UserError(
-            "optimizer must be a torch.optim.Optimizer or one of parallel_sgd's, such as "
-            f"SGD(lr=0.1): it is {kind_of(optimizer)}"
+            f"optimizer {kinds} lacks the model's parameter {lacking!r}: give this parameter to "
+            "an optimizer, or freeze it before the learner is made (requires_grad_(False))"
         )
+
+
+def _require_plain_step(optimizer: Any, kind: str) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UserError(
@@ -178,18 +223,3 @@ def require_optimizer_of(optimizer: Any, tensors: Mapping[str, nn.Parameter]) ->
             "optimizer SparseAdam takes sparse gradients only, but sums over the ranks are dense: "
             "use Adam"
         )
-    names = {p: name for name, p in tensors.items()}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    for p in held:
-        if p.requires_grad and p not in names:
-            raise UserError(
-                f"optimizer {kind} has a parameter of shape {list(p.shape)} that is not in the "
-                "model: make the optimizer of model.parameters()"
-            )
-    known = set(held)
-    for p, name in names.items():
-        if p not in known:
-            raise UserError(
-                f"optimizer {kind} lacks the model's parameter {name!r}: give this parameter to "
-                "the optimizer, or freeze it before the learner is made (requires_grad_(False))"
-            )

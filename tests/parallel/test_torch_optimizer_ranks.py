@@ -118,9 +118,9 @@ def test_ranks_that_have_not_begun_take_part_in_averages(comm, tmp_path):
     if comm.rank == 0:
         alone = learner_of(Communicator.single(), OPTIMIZERS["adamw"], BLOCK, seed=1)
         psgd.load_checkpoint(alone, folder)
-        for of_p in alone.local_step._torch.state.values():
+        for of_p in alone.local_step.torch_optimizers[0].state.values():
             assert of_p["step"] == 2 and of_p["exp_avg"].any()
-        assert len(alone.local_step._torch.state) == 4
+        assert len(alone.local_step.torch_optimizers[0].state) == 4
         step(alone, 0)
         alone.close()
     comm.barrier()
@@ -179,7 +179,7 @@ def states_of(learner: Any) -> list[str]:
             return value
         return value.dtype, value.shape, value.detach().numpy().tobytes()
 
-    optimizer = learner.local_step._torch
+    optimizer = learner.local_step.torch_optimizers[0]
     own = [[of_p for _, of_p in entries_of(optimizer)], optimizer.state_dict().get("param_groups")]
     return learner.comm.allgather_object(repr(mapped(own, leaf)))
 
@@ -188,7 +188,7 @@ def like(learner: Any, rule: Any) -> tuple[nn.Module, Any]:
     """A model, and its optimizer, as the learner's are now."""
     model = copy.deepcopy(learner.model)
     optimizer = rule(model)
-    optimizer.load_state_dict(copy.deepcopy(learner.local_step._torch.state_dict()))
+    optimizer.load_state_dict(copy.deepcopy(learner.local_step.torch_optimizers[0].state_dict()))
     return model, optimizer
 
 
@@ -208,7 +208,7 @@ def test_a_rank_that_begins_later_goes_on_with_the_average(comm, name, tmp_path)
             alone.step()
             step(learner, number, samples=3 * comm.rank)
         assert len({*states_of(learner)}) == 1
-        kept = entries_of(learner.local_step._torch)
+        kept = entries_of(learner.local_step.torch_optimizers[0])
         for (p, has), (_, had) in zip(kept, entries_of(alone), strict=True):
             for key, value in had.items():
                 averaged = (value.shape, value.dtype) == (p.shape, p.dtype)
@@ -244,7 +244,7 @@ def test_a_rank_takes_over_what_it_lacks_of_single_parameters(comm):
         for number in (0, 1):
             step(learner, number)
         assert len({*states_of(learner)}) == 1
-        kept = [of_p for _, of_p in entries_of(learner.local_step._torch)]
+        kept = [of_p for _, of_p in entries_of(learner.local_step.torch_optimizers[0])]
         assert len(kept) == 4 and all(of_p["exp_avg"].any() for of_p in kept)
         assert all(of_p["step"] == 2 for of_p in kept)
 
@@ -281,14 +281,14 @@ def test_a_rank_that_has_not_begun_keeps_what_it_has_in_common(comm):
         learner.stripe_sizes = [{}] * comm.size
         snapshot = Snapshot()
         snapshot.take(learner)
-        before = [len(learner.local_step._torch.state), values(learner.model)]
+        before = [len(learner.local_step.torch_optimizers[0].state), values(learner.model)]
         step(learner, 2)
         assert before[0] == 4 * (comm.rank > 0)
         SharedSnapshot(learner, snapshot).restore(learner)
-        assert len(learner.local_step._torch.state) == before[0]
+        assert len(learner.local_step.torch_optimizers[0].state) == before[0]
         assert np.array_equal(values(learner.model), before[1])
         SharedSnapshot(learner, snapshot if comm.rank else None).restore(learner)
-        assert len(learner.local_step._torch.state) == 4
+        assert len(learner.local_step.torch_optimizers[0].state) == 4
         moments = comm.allgather_object(learner.local_step.state.buffers["exp_avg"])
         assert all(np.array_equal(m, moments[0]) and m.any() for m in moments)
         SharedSnapshot(learner, None if comm.rank else snapshot).restore(learner)

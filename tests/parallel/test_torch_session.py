@@ -346,7 +346,7 @@ def test_a_rollback_takes_the_modules_state_along(comm, tmp_path):
         def destroy(row):
             if row.epoch == 2:
                 destroyed.append(row)
-                learner.local_step._torch.param_groups[0]["lr"] = 1e3
+                learner.local_step.torch_optimizers[0].param_groups[0]["lr"] = 1e3
 
         validation = psgd.CrossValidation(data=data(), restore_best=True)
         psgd.TrainingSession(

@@ -48,7 +48,7 @@ class ThroughTorch(psgd.torch.Learner):
 
     def step(self, samples: int) -> int:
         if isinstance(self.local_step, TorchStep):  # as a scheduler sets it
-            (group,) = self.local_step.state.optimizer.param_groups
+            (group,) = self.local_step.torch_optimizers[0].param_groups
             group["lr"] = self.rule.rate_after(self.samples)
         if samples:
             mean = self.gradient.like()

@@ -81,7 +81,22 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": flat}, {"params": rest, "weight_decay": 0.1}]
 
 
+def two(matrices: Any, rest: Any) -> Callable[[nn.Module], Any]:
+    """An optimizer of the matrices, and one of the other parameters."""
+
+    def make(model: nn.Module) -> Any:
+        flat, square = (group["params"] for group in groups(model))
+        return [matrices(square), rest(flat)]
+
+    return make
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "Muon and AdamW": two(torch.optim.Muon, partial(torch.optim.AdamW, lr=0.1)),
+    "around Adam, and a counter": two(
+        lambda p: small.Around(torch.optim.Adam(p, lr=0.1)), small.OwnCounter
+    ),
+    "counting groups, and a state in one object": two(small.GroupKeys, small.OneMemory),
     "touched before": lambda m: touched(torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)),
     "Adam, rate in a tensor": lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1)),
     "AdamW, groups": lambda m: torch.optim.AdamW(groups(m), lr=0.1, amsgrad=True),
@@ -104,19 +119,28 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
 def by_pytorch(make: Callable[[nn.Module], Any], *, loads: bool) -> bytes:
     """The parameters that PyTorch's own program comes to."""
     model = made()
-    optimizer = make(model)
-    train(model, optimizer.step, 0, STOP)
+    optimizers = several(make(model))
+    train(model, steps_of(optimizers), 0, STOP)
     saved = io.BytesIO()
-    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    torch.save((model.state_dict(), [one.state_dict() for one in optimizers]), saved)
     if loads:
         saved.seek(0)
-        of_model, of_optimizer = torch.load(saved, weights_only=False)
+        of_model, of_optimizers = torch.load(saved, weights_only=False)
         model = made(1)
-        optimizer = make(model)
+        optimizers = several(make(model))
         model.load_state_dict(of_model)
-        optimizer.load_state_dict(of_optimizer)
-    train(model, optimizer.step, STOP, STEPS)
+        for one, state_dict in zip(optimizers, of_optimizers, strict=True):
+            one.load_state_dict(state_dict)
+    train(model, steps_of(optimizers), STOP, STEPS)
     return values(model)
+
+
+def several(optimizer: Any) -> list[Any]:
+    return optimizer if isinstance(optimizer, list) else [optimizer]
+
+
+def steps_of(optimizers: list[Any]) -> Callable[[], Any]:
+    return lambda: [one.step() for one in optimizers]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -151,7 +175,7 @@ def test_another_learner_goes_on_with_an_optimizer(name):
         with learner_of(model, optimizer) as learner:
             train(model, lambda: learner.step(samples=8), first, last)
     assert values(model) == by_pytorch(make, loads=False)
-    train(model, optimizer.step, 0, 1)  # it steps by itself again
+    train(model, steps_of(several(optimizer)), 0, 1)  # it steps by itself again
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -203,7 +227,8 @@ def test_groups_stay_the_same_dictionaries(tmp_path):
 
 def test_reset_is_as_before_the_first_step():
     """Also a wrapped optimizer, counters in groups, and optimizers that begin with a state."""
-    for make in (OPTIMIZERS["around Adam"], OPTIMIZERS["GroupKeys"], OPTIMIZERS["Adagrad, groups"]):
+    for name in ("around Adam", "GroupKeys", "Adagrad, groups", "Muon and AdamW"):
+        make = OPTIMIZERS[name]
         models = [made(), made()]
         optimizers = [make(model) for model in models]
         with (
@@ -289,7 +314,9 @@ def test_what_a_program_has_put_into_a_group_stays_there(own, others, tmp_path):
     fresh = own if callable(own) else copy.deepcopy(own)
     with learner_of(again, small.OfSome(again.parameters(), only=fresh)) as learner:
         psgd.load_checkpoint(learner, tmp_path)
-        assert comparable(learner.local_step._torch.param_groups[0]["only"]) == comparable(own)
+        assert comparable(
+            learner.local_step.torch_optimizers[0].param_groups[0]["only"]
+        ) == comparable(own)
     if not isinstance(own, set):
         with learner_of(again, small.OfSome(again.parameters(), only=others)) as learner:
             before = values(again)
@@ -402,16 +429,16 @@ def test_documents_that_are_written_only_where_something_changed_say_the_same(na
                 state.restore(state.copied({}))
             now = everything(learner)
             names = {p: name for name, p in learner.local_step._module.tensors.items()}
-            state.known = Entries(lambda names=names: Writer(state.vectors.part_of, names, {}))
+            state.known = Entries(lambda names=names: Writer(state.vectors.part_of, names))
             assert everything(learner) == now
 
 
 def test_a_document_is_written_again_only_where_something_changed(monkeypatch):
     written, document = list[Any](), Writer.document
 
-    def noted(self: Any, name: str, value: Any, path: Any = ()) -> str:
+    def noted(self: Any, name: str, value: Any, path: Any = (), **own: Any) -> str:
         written.append(path)
-        return document(self, name, value, path)
+        return document(self, name, value, path, **own)
 
     monkeypatch.setattr(Writer, "document", noted)
     model = made()
@@ -427,7 +454,7 @@ def test_a_document_is_written_again_only_where_something_changed(monkeypatch):
         state.wait()
         assert written == [()]
         assert [float(step) for step in state.values.values()] == [2.0] * 5
-        of_scale = learner.local_step._torch.state[model.scale]
+        of_scale = learner.local_step.torch_optimizers[0].state[model.scale]
         of_scale["seen"] = 1
         written.clear()
         state.wait()
@@ -442,13 +469,65 @@ def test_a_document_is_written_again_only_where_something_changed(monkeypatch):
         assert float(state.values["state.scale.step"]) == 7.0
 
 
+@pytest.mark.parametrize("name", ["AdamW, groups", "Adam, rate in a tensor", "around Adam"])
+def test_a_checkpoint_of_version_0_1(name):
+    """Whose document is that of one optimizer."""
+    source, model = made(), made(1)
+    with learner_of(source, OPTIMIZERS[name](source)) as learner:
+        train(source, lambda: learner.step(samples=8), 0, 3)
+        saved = copy.deepcopy(capture(learner)["optimizer"])
+        now = of_optimizer(learner)
+    ((names, document),) = json.loads(saved["document"])["optimizers"]
+    saved["document"] = json.dumps(document)
+    with learner_of(model, OPTIMIZERS[name](model)) as learner:
+        state = learner.local_step.state
+        state.check(saved, 1)
+        restore_state(learner, "optimizer", saved)
+        assert of_optimizer(learner) == now
+        state.wait()
+        assert json.loads(state.document) == {"optimizers": [[names, document]]}
+
+
+def test_other_optimizers_than_those_of_a_checkpoint():
+    """Fewer, more, or in another order."""
+    source = made()
+    with learner_of(source, OPTIMIZERS["Muon and AdamW"](source)) as learner:
+        train(source, lambda: learner.step(samples=8), 0, 3)
+        of_two = copy.deepcopy(capture(learner)["optimizer"])
+    with learner_of(source, torch.optim.AdamW(source.parameters())) as learner:
+        of_one = copy.deepcopy(capture(learner)["optimizer"])
+    others: list[tuple[Any, Any, str]] = [
+        (lambda m: torch.optim.AdamW(m.parameters()), of_two, "is for 2 optimizers, but .* has 1 "),
+        (OPTIMIZERS["Muon and AdamW"], of_one, "is for 1 optimizer, but .* has 2 optimizers"),
+        (
+            lambda m: OPTIMIZERS["Muon and AdamW"](m)[::-1],
+            of_two,
+            "is for other parameters than those of this AdamW",
+        ),
+    ]
+    for make, saved, said in others:
+        model = made(1)
+        with learner_of(model, make(model)) as learner:
+            before = everything(learner)
+            with pytest.raises(UserError, match=said):
+                learner.local_step.state.check(saved, 1)
+            assert everything(learner) == before
+
+
+def of_optimizer(learner: Any) -> dict[str, bytes]:
+    _, arrays = everything(learner)
+    return {name: value for name, value in arrays.items() if name.startswith("optimizer.")}
+
+
 def everything(learner: Any) -> Any:
     tree, arrays = flatten(capture(learner))
     del tree["model"]
     return tree, {k: v.tobytes() for k, v in arrays.items() if not k.startswith("model.")}
 
 
-@pytest.mark.parametrize("name", ["Adam, rate in a tensor", "Narrow", "around Adam", "GroupKeys"])
+@pytest.mark.parametrize(
+    "name", ["Adam, rate in a tensor", "Narrow", "around Adam", "GroupKeys", "Muon and AdamW"]
+)
 def test_edited_documents(name):
     """Whatever they say: taken up, or refused and then nothing has changed."""
     source, model = made(), made(1)

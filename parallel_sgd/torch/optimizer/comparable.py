@@ -1,15 +1,18 @@
-"""Texts for the comparison of arbitrary values between ranks: equal for equal values. Local."""
+"""Texts for the comparison of values and optimizers between ranks: equal for equal ones. Local."""
 
 from __future__ import annotations
 
 import functools
 import types
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ...validation import ADDRESS
 from ..arrays import checksum_of
+from .tags import mapped
 
 SHOWN_VALUES = 16  #: the most values of a tensor in a text
 
@@ -82,3 +85,30 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # the variable has no value yet
         return None
+
+
+def state_fingerprint(optimizers: Iterable[Any]) -> dict[str, str]:
+    """Return a fingerprint of the optimizers' earlier training, for comparison between ranks.
+
+    Args:
+        optimizers: PyTorch's.
+
+    Local.
+    """
+    known = checksum = 0
+
+    def add(value: Any, path: Any) -> Any:
+        nonlocal checksum
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            checksum = checksum_of(value, zlib.crc32(repr(path[1:]).encode(), checksum))
+        elif "param_groups" not in path:
+            checksum = zlib.crc32(f"{path} {comparable(value)}".encode(), checksum)
+        return value
+
+    for optimizer in optimizers:
+        state_dict = optimizer.state_dict()
+        mapped({key: value for key, value in state_dict.items() if key != "param_groups"}, add)
+        state = state_dict.get("state")
+        known += sum(map(bool, state.values())) if isinstance(state, dict) else 0
+    kept = f"of {known} parameters, with checksum {checksum:08x}" if checksum else "none"
+    return {"state of the optimizer": kept}

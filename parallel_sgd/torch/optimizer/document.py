@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,6 @@ class Writer:
     Args:
         part_of: maps a tensor to its vector and parameter; None for a tensor outside the vectors.
         parameters: names of the parameters.
-        own: texts of the program's values in parameter groups, by path, taken when the learner was
-            made, since training may change such objects.
 
     Attributes:
         values: arrays of tensors to be averaged, by name.
@@ -58,9 +57,8 @@ class Writer:
         self,
         part_of: Callable[[torch.Tensor], tuple[str, str] | None],
         parameters: Mapping[Any, str],
-        own: Mapping[Path, str],
     ) -> None:
-        self._part_of, self._parameters, self._own = part_of, parameters, own
+        self._part_of, self._parameters = part_of, parameters
         self.values: dict[str, Array] = {}
         self.contents: dict[str, Array] = {}
         self._written: dict[Any, ValuesOf] = {}
@@ -68,7 +66,7 @@ class Writer:
 
     def copy(self) -> Writer:
         """Return a second writer in the same state."""
-        other = Writer(self._part_of, self._parameters, self._own)
+        other = Writer(self._part_of, self._parameters)
         for name in ("values", "contents", "_written", "_sources"):
             setattr(other, name, dict(getattr(self, name)))
         return other
@@ -83,17 +81,29 @@ class Writer:
                 other.contents[name] = _bytes_of(tensor)
         return other
 
-    def document(self, name: str, value: Any, path: Path = ()) -> str:
+    def document(
+        self,
+        name: str,
+        value: Any,
+        path: Path = (),
+        own: Mapping[Path, str] = MappingProxyType({}),
+    ) -> str:
         """Return a value as JSON.
 
         Args:
             name: of the value, for errors.
             value: to be encoded.
             path: of the value in the whole.
+            own: texts of the program's values in parameter groups, by path, taken when the learner
+                was made, since training may change such objects.
         Raises:
             UserError: part of the value has a type that no checkpoint can hold.
         """
-        return json.dumps(to_json(name, mapped(value, self._leaf, path)), allow_nan=False)
+
+        def leaf(value: Any, path: Path) -> Any:
+            return ProgramValue(own[path]) if path in own else self._leaf(value, path)
+
+        return json.dumps(to_json(name, mapped(value, leaf, path)), allow_nan=False)
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
@@ -102,8 +112,6 @@ class Writer:
             factory = value.default_factory
             name = None if factory is None else getattr(factory, "__name__", "")
             return WithDefault(name, dict(value)) if name is None or name in FACTORIES else value
-        if path in self._own:
-            return ProgramValue(self._own[path])
         return value
 
     def _tag(self, tensor: torch.Tensor, path: Path) -> Any:
@@ -163,16 +171,15 @@ class Reader:
         self._parameters, self._present, self._own = parameters, present, own
         self._made: dict[Any, torch.Tensor] = {}
 
-    def value(self, document: str, path: Path = ()) -> Any:
+    def value(self, document: Any) -> Any:
         """Return the value of a document.
 
         Args:
-            document: JSON from a `Writer`.
-            path: of the value in the whole.
+            document: parsed JSON from a `Writer`.
         Raises:
             UserError: the document, or an object named in it, differs from a `Writer`'s form.
         """
-        return mapped(from_json(parsed(document.encode(errors="replace"))), self._leaf, path)
+        return mapped(from_json(document), self._leaf)
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, PartOfVector | ValuesOf):
@@ -259,6 +266,51 @@ def _axes_of(tensor: torch.Tensor) -> tuple[int, ...]:
     strides = tensor.stride()
     axes = tuple(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
     return axes if tensor.permute(axes).is_contiguous() else tuple(range(tensor.dim()))
+
+
+OPTIMIZERS = "optimizers"  #: the key of the optimizers' documents, in a document of them all
+
+
+def joined(parts: Iterable[tuple[str, str]]) -> str:
+    """Return a document of all optimizers. Local.
+
+    Args:
+        parts: of each optimizer: a text of its parameters, and the document of its
+            ``state_dict()``.
+    """
+    texts = (f"[{json.dumps(parameters)}, {document}]" for parameters, document in parts)
+    return f'{{"{OPTIMIZERS}": [{", ".join(texts)}]}}'
+
+
+def parts_of(text: str) -> list[tuple[str | None, Any]]:
+    """Return the parts of a result of `joined`, with parsed documents.
+
+    A text in any further form is the document of a single optimizer, as in checkpoints of version
+    0.1.
+
+    Raises:
+        UserError: the text is not JSON, or names optimizers in another form.
+
+    Local.
+    """
+    whole = parsed_text(text)
+    if not isinstance(whole, dict) or [*whole] != [OPTIMIZERS]:
+        return [(None, whole)]
+    parts = whole[OPTIMIZERS]
+    if not isinstance(parts, list) or not all(isinstance(p, list) and len(p) == 2 for p in parts):
+        raise UserError("is not a list of optimizers")
+    return [(parameters, document) for parameters, document in parts]
+
+
+def parsed_text(document: str) -> Any:
+    """Return the parsed JSON of a document.
+
+    Raises:
+        UserError: the text is not JSON.
+
+    Local.
+    """
+    return parsed(document.encode(errors="replace"))
 
 
 def program_values(state_dict: Any) -> dict[Path, str]:

@@ -36,12 +36,14 @@ class Entries:
         self._values: dict[str, list[Any]] = {}
         self._places: list[Any] | None = None
 
-    def written(self, what: str, states: Mapping[str, Any]) -> tuple[dict[str, str], Writer]:
+    def written(
+        self, states: Mapping[str, Any], sources: Mapping[str, str]
+    ) -> tuple[dict[str, str], Writer]:
         """Return the documents by parameter, and a writer to continue after these documents.
 
         Args:
-            what: the name of the whole ``state_dict()``, for errors.
             states: by parameter.
+            sources: by parameter, the name of the whole ``state_dict()``, for errors.
         Raises:
             UserError: part of a state has a type unsuited to checkpoints.
 
@@ -57,7 +59,7 @@ class Entries:
         for name, p_state in states.items():
             values = [*p_state.values()] if places is not None else []
             if not known or not _same(self._values[name], values):
-                where, path = f"{what}['state'][{name!r}]", ("state", name)
+                where, path = f"{sources[name]}['state'][{name!r}]", ("state", name)
                 self._documents[name] = self._writer.document(where, p_state, path)
                 self._values[name] = values
         self._places, self._keys = places, keys

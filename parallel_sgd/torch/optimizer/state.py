@@ -1,14 +1,13 @@
-"""The state of a PyTorch optimizer as vectors and documents, for checkpoints."""
+"""The state of PyTorch optimizers as vectors and documents, for checkpoints."""
 
 from __future__ import annotations
 
 import copy
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, compress, islice
+from itertools import accumulate, chain, compress, islice
 from operator import is_
 from typing import Any
 
@@ -21,21 +20,19 @@ from ...local_step import OptimizerState
 from ...second_moment import require_correction
 from ...state import across, workspace
 from ...validation import shown
-from ..arrays import checksum_of
 from ..module import FlatModule
-from .comparable import comparable
-from .document import Reader, Writer, program_values
+from .document import Reader, Writer, joined, parsed_text, parts_of
 from .entries import Entries
-from .state_dict import StateDicts, is_tensor, refill
+from .state_dict import StateDict, is_tensor, refill
 from .tags import ATOMIC, PartOfVector, mapped
-from .vectors import OptimizerVectors
+from .vectors import OptimizerVectors, groups_of
 
 Array = Any  #: a NumPy or CuPy array
 
 
 @dataclass
 class TorchOptimizerState(OptimizerState):
-    """The state of a PyTorch optimizer: the contents of its ``state_dict()``.
+    """The state of PyTorch optimizers: the contents of their ``state_dict()``.
 
     Tensors of a parameter's shape and dtype are concatenated in vectors [n] of the parameters'
     layout, so a momentum can be averaged, or saved, like any vector. The rest is read from
@@ -45,17 +42,18 @@ class TorchOptimizerState(OptimizerState):
         values: further floating-point tensors.
         contents: the bytes of the remaining tensors.
         entries: by parameter, the document of its state: see `torch.optimizer.document`.
-        document: of the rest of the ``state_dict()``, including the parameter groups.
-        optimizer, module: the live objects behind this state.
+        document: of the rest of each ``state_dict()``, including the parameter groups.
+        optimizers, module: the live objects behind this state.
         vectors: keeps tensors of the state in `buffers`.
-        state_dicts: reads and loads the optimizer's ``state_dict()``.
+        state_dicts: of each optimizer.
         known: the latest documents of the parameters' states.
         initial: the initial state, as returned by `copied`.
-        own: values set by the program in parameter groups that no checkpoint can hold.
         changed: for each parameter group, the keys that the optimizer itself changes in a step,
             such as a counter. Changes of the remaining keys are due to a scheduler or the program.
 
-    Made by `of`. Memory: the optimizer's own state; twice that while its first step is adopted.
+    Made by `of`. Memory: for each key with tensors of a parameter's shape, a vector with a value
+    for every value of every parameter; further state as in PyTorch. Twice that while a first step
+    is adopted.
     """
 
     buffers: dict[str, Array] = across("mean", open=True, default_factory=dict)
@@ -63,24 +61,26 @@ class TorchOptimizerState(OptimizerState):
     contents: dict[str, Array] = across("same", open=True, default_factory=dict)
     entries: dict[str, str] = across("same", open=True, default_factory=dict)
     document: str = across("same", default="{}")
-    optimizer: Any = workspace(default=None)
+    optimizers: Sequence[Any] = workspace(default=())
     module: FlatModule = workspace(default=None)
     vectors: OptimizerVectors = workspace(default=None)
-    state_dicts: StateDicts = workspace(default=None)
+    state_dicts: Sequence[StateDict] = workspace(default=())
     known: Entries = workspace(default=None)
     initial: Any = workspace(default=None)
-    own: dict[Any, str] = workspace(default_factory=dict)
     changed: list[set[Any]] = workspace(default_factory=list)
 
     @classmethod
-    def of(cls, optimizer: Any, module: FlatModule) -> TorchOptimizerState:
-        """Return the present state of an optimizer, possibly from earlier training. Local."""
-        state = cls(optimizer=optimizer, module=module)
-        state.vectors = OptimizerVectors(optimizer, module, state.buffers)
-        state.state_dicts = StateDicts(optimizer, module, state.vectors)
-        state.own = program_values(optimizer.state_dict())
-        names = {p: name for name, p in module.tensors.items()}
-        state.known = Entries(lambda: Writer(state.vectors.part_of, names, state.own))
+    def of(cls, optimizers: Sequence[Any], module: FlatModule) -> TorchOptimizerState:
+        """Return the present state of optimizers, possibly from earlier training. Local."""
+        state = cls(optimizers=optimizers, module=module)
+        state.vectors = OptimizerVectors(optimizers, module, state.buffers)
+        sizes = [sum(len(group["params"]) for group in one.param_groups) for one in optimizers]
+        state.state_dicts = [
+            StateDict(one, module.names, first)
+            for one, first in zip(optimizers, accumulate(sizes, initial=0), strict=False)
+        ]
+        trained = {p: name for name, p in module.tensors.items()}
+        state.known = Entries(lambda: Writer(state.vectors.part_of, trained))
         state.vectors.move()
         state.initial = state.copied({})
         return state
@@ -113,22 +113,23 @@ class TorchOptimizerState(OptimizerState):
         return [id(p) in begun for p in self.module.tensors.values()]
 
     def _complete(self, comm: Communicator, begun: Array) -> None:
-        """Copy each missing state of a parameter from the first rank with that state. If this rank
-        has no state at all, also copy the rest of that rank's optimizer state. Collective.
+        """Copy each missing state of a parameter from the first rank with that state. If an
+        optimizer has no state at all here, also copy the rest of its state. Collective.
 
         Args:
             comm: the ranks.
             begun: bool [ranks, parameters]: whether the rank has a state for the parameter.
         Raises:
-            UserError: on all ranks: a state has a type that no checkpoint can hold, or the
+            UserError: on all ranks: a state has a type that no checkpoint can hold, or an
                 optimizer rejects the state.
         """
-        if not self.state_dicts.names_by_number(
-            self.optimizer.state_dict()
-        ):  # all state in one object
-            begun = begun | begun.any(axis=1, keepdims=True)
-            if begun.all():
-                return
+        begun = begun.copy()
+        for one in self.state_dicts:
+            if one.has_own_form:  # all its state in one object
+                held = [name in one.parameters for name in self.module.tensors]
+                begun[:, held] = begun[:, held].any(axis=1, keepdims=True)
+        if (begun == begun[0]).all():
+            return
         comm.together(self.wait)
         first, some = begun.argmax(axis=0), begun.any(axis=0)
         gives = comm.rank in first[some & ~begun.all(axis=0)]
@@ -147,20 +148,22 @@ class TorchOptimizerState(OptimizerState):
         comm.together(add)
 
     def _add(self, saved: Mapping[str, Any], names: Collection[str]) -> None:
-        """Add another rank's states of these parameters; its whole state if this rank has none."""
+        """Add another rank's states of these parameters. An optimizer of some of them that has no
+        state here gets its whole state.
+        """
         entries = {name: text for name, text in saved["entries"].items() if name in names}
-        state_dict = self._read({**saved, "entries": entries}, self.vectors.part)
-        if any(self._begun()):
-            present, state = self.optimizer.state_dict(), state_dict["state"]
-            numbers = self.state_dicts.names_by_number(present)
-            state = {n: state[n] for n, name in numbers.items() if name in entries}
-            state_dict = {**present, "state": {**present["state"], **state}}
-        self.state_dicts.load(state_dict, keep_dtypes=True)
+        read = self._read({**saved, "entries": entries}, self.vectors.part)
+        begun = {*compress(self.module.tensors, self._begun())}
+        for one, state_dict in zip(self.state_dicts, read, strict=True):
+            if not one.parameters.isdisjoint(names):
+                some = not one.parameters.isdisjoint(begun)
+                one.load(one.extended(state_dict, names) if some else state_dict, keep_dtypes=True)
+        self.vectors.move()
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Record changes of parameter groups by the optimizer's step in a `with` block."""
-        groups = self.state_dicts.groups()
+        groups = self._groups()
         sizes, before = [*map(len, groups)], [*_values_of(groups)]
         yield
         if sizes == [*map(len, groups)] and all(map(is_, before, _values_of(groups))):
@@ -174,6 +177,10 @@ class TorchOptimizerState(OptimizerState):
                 for number, (key, value) in enumerate(group.items())
                 if number >= size or value is not had[number]
             )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the dictionaries of all parameter groups, including those of nested optimizers."""
+        return groups_of(self.vectors.optimizers)
 
     def reset(self) -> None:
         """Restore the state before the first step, except for the clock. Local."""
@@ -195,17 +202,17 @@ class TorchOptimizerState(OptimizerState):
             UserError: part of the state has a type that no checkpoint can hold.
         """
         self.vectors.update()
-        packed, what = self.optimizer.state_dict(), f"{type(self.optimizer).__name__}.state_dict()"
-        names, states = self.state_dicts.names_by_number(packed), dict[str, Any]()
-        if names:
-            state = packed["state"]
-            states = {
-                names[number]: p_state for number, p_state in state.items() if number in names
-            }
-            rest = {key: part for key, part in state.items() if key not in names}
-            packed = {**packed, "state": rest}
-        entries, writer = self.known.written(what, states)
-        self.document = writer.document(what, packed)
+        states, sources, rests = dict[str, Any](), dict[str, str](), list[Any]()
+        for one in self.state_dicts:
+            own, rest = one.parts()
+            states |= own
+            sources |= dict.fromkeys(own, one.source)
+            rests.append(rest)
+        entries, writer = self.known.written(states, sources)
+        self.document = joined(
+            (one.members, writer.document(one.source, rest, own=one.own))
+            for one, rest in zip(self.state_dicts, rests, strict=True)
+        )
         self.entries, self.values, self.contents = entries, writer.values, writer.contents
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,9 +229,9 @@ class TorchOptimizerState(OptimizerState):
                 return PartOfVector(*part) if part else value.detach().clone()
             return _copy_of(value, path)
 
-        state_dict = mapped(self.optimizer.state_dict(), leaf)
+        state_dicts = [mapped(one.state_dict(), leaf) for one in self.optimizers]
         groups = self._group_values()
-        return super().copied(room) | {"state_dict": state_dict, "groups": groups}
+        return super().copied(room) | {"state_dicts": state_dicts, "groups": groups}
 
     def restore(self, copied: Mapping[str, Any]) -> None:
         self._restore(copied, self._changed_by_steps)
@@ -251,8 +258,10 @@ class TorchOptimizerState(OptimizerState):
             return _copy_of(value, path)
 
         present = self._group_values()
-        self.state_dicts.load(mapped(copied["state_dict"], leaf), keep_dtypes=True)
-        for number, group in enumerate(self.state_dicts.groups()):
+        for one, state_dict in zip(self.state_dicts, copied["state_dicts"], strict=True):
+            one.load(mapped(state_dict, leaf), keep_dtypes=True)
+        self.vectors.move()  # not before: an optimizer yet to be loaded may have tensors to discard
+        for number, group in enumerate(self._groups()):
             back = copied["groups"][number]
             values = {k: v for k, v in present[number].items() if not restores(number, k, v)}
             values |= {k: v for k, v in back.items() if restores(number, k, v)}
@@ -266,7 +275,7 @@ class TorchOptimizerState(OptimizerState):
         """Return the values of each parameter group, with copies of tensors."""
         return [
             {k: v.detach().clone() if is_tensor(v) else v for k, v in group.items()}
-            for group in self.state_dicts.groups()
+            for group in self._groups()
         ]
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
@@ -297,50 +306,61 @@ class TorchOptimizerState(OptimizerState):
             return torch.zeros_like(p, requires_grad=False)  # the optimizer may change this tensor
 
         try:
-            packed = self._read(saved, part)
-            self.state_dicts.require_equal(packed)
+            read = self._read(saved, part)
+            for one, state_dict in zip(self.state_dicts, read, strict=True):
+                one.require_equal(state_dict)
         except UserError as error:
             raise UserError(f"has a state of the optimizer that {error}") from None
         kept = self.copied({})
-        try:  # only the optimizer can check its own state
-            self.state_dicts.call_load_state_dict(packed)
+        try:  # only an optimizer can check its own state
+            for one, state_dict in zip(self.state_dicts, read, strict=True):
+                one.call_load_state_dict(state_dict)
         finally:
             self._restore(kept, lambda *_: True)
 
     def restored(self) -> None:
-        """Load a checkpoint's state into PyTorch's optimizer."""
+        """Load a checkpoint's state into PyTorch's optimizers."""
         fields = {name: getattr(self, name) for name in ("values", "contents", "entries")}
         saved = {"document": self.document, **fields}
-        self.state_dicts.load(self._read(saved, self.vectors.part), keep_dtypes=False)
+        read = self._read(saved, self.vectors.part)
+        for one, state_dict in zip(self.state_dicts, read, strict=True):
+            one.load(state_dict, keep_dtypes=False)
+        self.vectors.move()
 
-    def _read(self, saved: Mapping[str, Any], part: Any) -> Any:
-        """Return the ``state_dict()`` of a checkpoint.
+    def _read(self, saved: Mapping[str, Any], part: Any) -> list[Any]:
+        """Return the ``state_dict()`` of each optimizer from a checkpoint.
 
         Raises:
-            UserError: the checkpoint differs from the form written by `wait`, or is for another
-                optimizer.
+            UserError: the checkpoint differs from the form written by `wait`, or is for other
+                optimizers.
         """
-        present = self.optimizer.state_dict()
-        values, contents = saved["values"], saved["contents"]
-        reader = Reader(part, values, contents, self.module.tensors, present, self.own)
-        packed = reader.value(saved["document"])
-        if not saved["entries"]:
-            return packed
-        own = self.state_dicts.names_by_number(present)
-        fits = own and isinstance(packed, dict) and isinstance(packed.get("state"), dict)
-        numbers = {
-            name: number for number, name in self.state_dicts.names_by_number(packed).items()
-        }
-        if not fits or not numbers:
-            raise UserError("has other parameter groups than this optimizer")
-        state = {}
-        for name, document in saved["entries"].items():
-            if name not in numbers:
-                raise UserError(
-                    f"is of a parameter {shown(name)}, which this optimizer does not have"
-                )
-            state[numbers[name]] = reader.value(document)
-        return {**packed, "state": state | packed["state"]}
+        parts, entries = parts_of(saved["document"]), dict(saved["entries"])
+        if len(parts) != len(self.optimizers):
+            has, is_for = (_optimizers(len(those)) for those in (self.optimizers, parts))
+            raise UserError(f"is for {is_for}, but this learner has {has}")
+        whole = []
+        for one, (members, document) in zip(self.state_dicts, parts, strict=True):
+            if members not in (None, one.members):
+                raise UserError(f"is for other parameters than those of this {one.kind}")
+            present = one.optimizer.state_dict()
+            values, contents = saved["values"], saved["contents"]
+            reader = Reader(part, values, contents, self.module.tensors, present, one.own)
+            own = {*one.names_by_number(present).values()}.intersection(entries)
+            rest = reader.value(document)
+            states = {
+                name: reader.value(parsed_text(entries.pop(name)))
+                for name in saved["entries"]
+                if name in own
+            }
+            whole.append(one.whole(rest, states))
+        if entries:
+            name, kinds = next(iter(entries)), " + ".join(one.kind for one in self.state_dicts)
+            raise UserError(f"is of a parameter {shown(name)}, which {kinds} does not have")
+        return whole
+
+
+def _optimizers(count: int) -> str:
+    return f"{count} optimizer" + "s" * (count != 1)
 
 
 def _values_of(groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
@@ -353,27 +373,3 @@ def _copy_of(value: Any, path: Any) -> Any:
     """
     same = "param_groups" in path or isinstance(value, defaultdict)
     return value if same else copy.deepcopy(value)
-
-
-def state_fingerprint(optimizer: Any) -> dict[str, str]:
-    """Return a fingerprint of a PyTorch optimizer's earlier training, for comparison between ranks.
-    Empty for an optimizer of `parallel_sgd`, since it starts afresh. Local.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return {}
-    state_dict, checksum = optimizer.state_dict(), 0
-    rest = {key: value for key, value in state_dict.items() if key != "param_groups"}
-
-    def add(value: Any, path: Any) -> Any:
-        nonlocal checksum
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            checksum = checksum_of(value, zlib.crc32(repr(path[1:]).encode(), checksum))
-        elif "param_groups" not in path:
-            checksum = zlib.crc32(f"{path} {comparable(value)}".encode(), checksum)
-        return value
-
-    mapped(rest, add)
-    state = state_dict.get("state")
-    known = sum(map(bool, state.values())) if isinstance(state, dict) else 0
-    kept = f"of {known} parameters, with checksum {checksum:08x}" if checksum else "none"
-    return {"state of the optimizer": kept}

@@ -1,8 +1,9 @@
-"""The ``state_dict()`` of a PyTorch optimizer: its parameters' names, comparison, and loading."""
+"""The ``state_dict()`` of one PyTorch optimizer: its parameters' names, comparison, and loading."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,26 +11,87 @@ import torch
 
 from ...errors import UserError
 from ...validation import line_of, shown
-from ..module import FlatModule, plain_name
-from .vectors import OptimizerVectors
+from .document import program_values
+from .vectors import optimizers_of
 
 SCHEDULED = ("initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr")
 """Hyperparameters of a group that PyTorch's schedulers add."""
 
 
-class StateDicts:
-    """Reads and loads an optimizer's ``state_dict()``.
+class StateDict:
+    """Reads and loads the ``state_dict()`` of one optimizer.
 
     Args:
         optimizer: of PyTorch.
-        module: of the parameters.
-        vectors: with tensors of the optimizer's state.
+        names: of all parameters of the model.
+        first: the number of parameters of preceding optimizers.
+
+    Attributes:
+        optimizer: as given.
+        kind: the name of the optimizer's class.
+        source: the name of the ``state_dict()``, for errors.
+        members: a checksum of the names of the optimizer's trainable parameters.
+        own: texts of the program's values in parameter groups, by path: see `program_values`.
 
     Local.
     """
 
-    def __init__(self, optimizer: Any, module: FlatModule, vectors: OptimizerVectors) -> None:
-        self._optimizer, self._module, self._vectors = optimizer, module, vectors
+    def __init__(self, optimizer: Any, names: Mapping[Any, str], first: int) -> None:
+        self.optimizer, self.kind = optimizer, type(optimizer).__name__
+        self.source = f"{self.kind}.state_dict()"
+        self._names, self._first = names, first
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        trained = sorted(names[p] for p in held if p.requires_grad)
+        self.members = f"{zlib.crc32(repr(trained).encode()):08x}"
+        self._nested = [*optimizers_of([optimizer])]
+        self.own = program_values(optimizer.state_dict())
+
+    @property
+    def parameters(self) -> set[str]:
+        """The names of the optimizer's parameters in the model."""
+        held = (p for group in self.optimizer.param_groups for p in group["params"])
+        return {self._names[p] for p in held if p in self._names}
+
+    @property
+    def has_own_form(self) -> bool:
+        """True if the ``state_dict()`` is not of PyTorch's form."""
+        return not self.names_by_number(self.optimizer.state_dict())
+
+    def parts(self) -> tuple[dict[str, Any], Any]:
+        """Return the states by parameter, and the rest of the ``state_dict()``. If the
+        ``state_dict()`` has a form of its own, return no states, and the whole.
+        """
+        packed = self.optimizer.state_dict()
+        names = self.names_by_number(packed)
+        if not names:
+            return {}, packed
+        state = packed["state"]
+        states = {names[number]: p_state for number, p_state in state.items() if number in names}
+        rest = {key: part for key, part in state.items() if key not in names}
+        return states, {**packed, "state": rest}
+
+    def whole(self, rest: Any, states: dict[str, Any]) -> Any:
+        """Return a ``state_dict()`` from its `parts`.
+
+        Raises:
+            UserError: there are states of parameters, but the rest is for another optimizer.
+        """
+        if not states:
+            return rest
+        numbers = {name: number for number, name in self.names_by_number(rest).items()}
+        if not states.keys() <= numbers.keys():
+            raise UserError(f"has other parameter groups than this {self.kind}")
+        state = {numbers[name]: p_state for name, p_state in states.items()}
+        return {**rest, "state": state | rest["state"]}
+
+    def extended(self, state_dict: Any, names: Collection[str]) -> Any:
+        """Return the present ``state_dict()``, with the states of these parameters from another
+        ``state_dict()``.
+        """
+        present, state = self.optimizer.state_dict(), state_dict["state"]
+        numbers = self.names_by_number(present)
+        added = {n: state[n] for n, name in numbers.items() if name in names and n in state}
+        return {**present, "state": {**present["state"], **added}}
 
     def names_by_number(self, packed: Any) -> dict[int, str]:
         """Return the parameters' names by their numbers in a ``state_dict()`` of PyTorch's form.
@@ -39,10 +101,9 @@ class StateDicts:
         if not isinstance(packed, dict) or not isinstance(packed.get("state"), dict):
             return {}
         groups = packed.get("param_groups")
-        held = [group["params"] for group in self._optimizer.param_groups]
+        held = [group["params"] for group in self.optimizer.param_groups]
         if not isinstance(groups, list) or len(groups) != len(held):
             return {}
-        names = {p: plain_name(name) for name, p in self._module.module.named_parameters()}
         numbered: dict[int, str] = {}
         for group, parameters in zip(groups, held, strict=True):
             numbers = group.get("params") if isinstance(group, dict) else None
@@ -51,34 +112,35 @@ class StateDicts:
             for number, p in zip(numbers, parameters, strict=True):
                 if type(number) is not int:
                     return {}
-                numbered[number] = names.get(p, f"parameter {number} of the optimizer")
+                name = self._names.get(p)
+                numbered[number] = name or f"parameter {self._first + number} of the optimizer"
         return numbered
 
     def require_equal(self, packed: Any) -> None:
         """Check that a checkpoint's ``state_dict()`` fits this optimizer. Hyperparameters may
         differ, as ``load_state_dict()`` allows.
         """
-        present = self._optimizer.state_dict()
+        present = self.optimizer.state_dict()
         if type(packed) is not type(present):
             raise UserError(f"is {shown(packed)}")
         if not self.names_by_number(present):
             return
         if not self.names_by_number(packed):
-            raise UserError("has other parameter groups than this optimizer")
+            raise UserError(f"has other parameter groups than this {self.kind}")
         for i, (saved, own) in enumerate(
             zip(packed["param_groups"], present["param_groups"], strict=True)
         ):
             for odd in sorted(key for key in SCHEDULED if (key in saved) != (key in own)):
                 has = "has" if odd in saved else "lacks"
                 raise UserError(
-                    f"{has} the hyperparameter {i}.{odd}, unlike this optimizer (schedulers add "
-                    "it: make them before load_checkpoint)"
+                    f"{has} the hyperparameter {i}.{odd}, unlike this {self.kind} (schedulers "
+                    "add it: make them before load_checkpoint)"
                 )
             for key, value in own.items():
                 if key in saved and _is_number(value) and not _may_replace(saved[key]):
                     raise UserError(
                         f"has {shown(saved[key])} for {i}.{key}, which is {shown(value)} in this "
-                        "optimizer"
+                        f"{self.kind}"
                     )
 
     def load(self, state_dict: Any, *, keep_dtypes: bool) -> None:
@@ -90,13 +152,13 @@ class StateDicts:
                 parameters' dtype.
         """
         for p, p_state in self.call_load_state_dict(state_dict).items():
-            states = [o.state[p] for o in self._vectors.owners if p in o.state]
+            owners = (o for o in self._nested if isinstance(vars(o).get("state"), dict))
+            states = [o.state[p] for o in owners if p in o.state]
             for key, value in p_state.items() if states else ():
                 now = states[0].get(key)
                 cast = is_tensor(value) and is_tensor(now) and value.dtype != now.dtype
                 if (keep_dtypes and cast) or not _has_tensors(value):
                     states[0][key] = value
-        self._vectors.move()
 
     def call_load_state_dict(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
         """Call ``load_state_dict()``, and keep the dictionaries of parameter groups the same
@@ -109,16 +171,16 @@ class StateDicts:
         """
         held = [
             (o, groups, [*groups])
-            for o in self._vectors.optimizers
+            for o in self._nested
             if isinstance(groups := vars(o).get("param_groups"), list)
         ]
         given, state_dict = self._split_states(state_dict)
         try:
-            self._optimizer.load_state_dict(state_dict)
+            self.optimizer.load_state_dict(state_dict)
         except Exception as error:
             raise UserError(
-                f"has a state of the optimizer that {type(self._optimizer).__name__}"
-                f".load_state_dict() rejects: {type(error).__name__}: {line_of(error)}"
+                f"has a state of the optimizer that {self.kind}.load_state_dict() rejects: "
+                f"{type(error).__name__}: {line_of(error)}"
             ) from error
         finally:
             for one, groups, dictionaries in held:
@@ -132,7 +194,7 @@ class StateDicts:
         numbers = self.names_by_number(state_dict)
         if not numbers:
             return {}, state_dict
-        held = [p for group in self._optimizer.param_groups for p in group["params"]]
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
         given = {
             p: state_dict["state"][number]
             for number, p in zip(numbers, held, strict=True)
@@ -145,13 +207,6 @@ class StateDicts:
             for number, p_state in state_dict["state"].items()
         }
         return given, {**state_dict, "state": without}
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Return the dictionaries of all parameter groups, including those of nested optimizers."""
-        lists = [vars(one).get("param_groups", []) for one in self._vectors.optimizers]
-        if len(lists) == 1:
-            return [*lists[0]]
-        return [*{id(group): group for groups in lists for group in groups}.values()]
 
 
 def _restore_group_dicts(

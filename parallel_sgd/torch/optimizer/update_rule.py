@@ -1,9 +1,11 @@
-"""A PyTorch optimizer as the local update rule of every algorithm."""
+"""PyTorch optimizers as the local update rule of every algorithm."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from ...errors import UserError
@@ -13,10 +15,10 @@ from ...options import option, options
 from ...parameters import Parameters
 from ..arrays import as_tensor
 from ..module import FlatModule
-from ..refusals import require_optimizer_of
+from ..refusals import require_optimizers_of
 from ..scaling import Scaling
 from .adam_correction import AdamCorrection, corrected_groups
-from .comparable import comparable
+from .comparable import comparable, state_fingerprint
 from .state import TorchOptimizerState
 from .vectors import optimizers_of
 
@@ -25,36 +27,42 @@ Array = Any  #: a NumPy or CuPy array
 
 @options
 class TorchOptimizer(UpdateRule):
-    """A PyTorch optimizer with its parameter groups, as compared between ranks.
+    """PyTorch optimizers with their parameter groups, as compared between ranks.
 
-    Made by `wrapped`; `bind` returns its `TorchStep`.
+    Each optimizer steps on its own part of the parameters. Made by `wrapped`; `bind` returns its
+    `TorchStep`.
     """
 
-    kind: str = option("", None, "the optimizer's class")
-    groups: str = option("", None, "how many parameters each group has")
+    kind: str = option("", None, "the class of each optimizer")
+    groups: str = option("", None, "how many parameters each group of each optimizer has")
     hyperparameters: str = option("", None, "of each group")
 
     @classmethod
-    def wrapped(cls, optimizer: Any, module: FlatModule, *, mean: bool) -> TorchOptimizer:
-        """Wrap an optimizer of a module's parameters.
+    def wrapped(cls, optimizers: list[Any], module: FlatModule, *, mean: bool) -> TorchOptimizer:
+        """Wrap optimizers of a module's parameters.
 
         Args:
-            optimizer: PyTorch's.
+            optimizers: PyTorch's.
             module: the module of the parameters.
-            mean: whether the optimizer gets the mean gradient over all samples, or the sum.
+            mean: whether the optimizers get the mean gradient over all samples, or the sum.
         Raises:
-            UserError: the optimizer cannot train the module.
+            UserError: the optimizers cannot train the module.
         """
-        require_optimizer_of(optimizer, module.tensors)
-        groups = optimizer.param_groups
+        require_optimizers_of(optimizers, module.names, module.tensors)
+        groups = [one.param_groups for one in optimizers]
         made = cls(
-            kind=type(optimizer).__name__,
-            groups=", ".join(str(len(group["params"])) for group in groups),
+            kind=" + ".join(type(one).__name__ for one in optimizers),
+            groups=" + ".join(
+                ", ".join(str(len(group["params"])) for group in own) for own in groups
+            ),
             hyperparameters=comparable(
-                [{name: v for name, v in group.items() if name != "params"} for group in groups]
+                [
+                    {name: v for name, v in group.items() if name != "params"}
+                    for group in chain(*groups)
+                ]
             ),
         )
-        set_aside = {"optimizer": optimizer, "module": module, "mean": mean}
+        set_aside = {"optimizers": optimizers, "module": module, "mean": mean}
         for name, value in set_aside.items():
             object.__setattr__(made, f"_{name}", value)
         return made
@@ -62,15 +70,15 @@ class TorchOptimizer(UpdateRule):
     def bind(self, parameters: Parameters) -> TorchStep:
         module: FlatModule = self._module  # type: ignore[attr-defined]
         assert parameters is module.parameters
-        return TorchStep(self, module, self._optimizer, mean=self._mean)  # type: ignore[attr-defined]
+        return TorchStep(self, module, self._optimizers, mean=self._mean)  # type: ignore[attr-defined]
 
     def reset(self, state: OptimizerState) -> None:
         assert isinstance(state, TorchOptimizerState)
         state.reset()
 
     def rate_after(self, samples: int) -> float | None:
-        """Return the present learning rate of the first parameter group."""
-        rate = self._optimizer.param_groups[0].get("lr")  # type: ignore[attr-defined]
+        """Return the present learning rate of the first optimizer's first parameter group."""
+        rate = self._optimizers[0].param_groups[0].get("lr")  # type: ignore[attr-defined]
         return None if rate is None else float(rate)
 
     def mean_lr(self, state: OptimizerState, samples: float) -> float | None:
@@ -86,30 +94,48 @@ class TorchOptimizer(UpdateRule):
 
     @property
     def has_second_moment(self) -> bool:
-        return any(map(corrected_groups, optimizers_of(self._optimizer)))  # type: ignore[attr-defined]
+        return any(map(corrected_groups, optimizers_of(self._optimizers)))  # type: ignore[attr-defined]
+
+    @property
+    def members(self) -> dict[str, str]:
+        """The parameters of each optimizer, for comparison between ranks. Local."""
+        names, texts = self._module.names, list[str]()  # type: ignore[attr-defined]
+        for one in self._optimizers:  # type: ignore[attr-defined]
+            held = [[names.get(p) for p in group["params"]] for group in one.param_groups]
+            checksum = zlib.crc32(repr(held).encode())
+            texts.append(f"{type(one).__name__} of {sum(map(len, held))} ({checksum:08x})")
+        return {"parameters of the optimizer (with a checksum of names)": ", ".join(texts)}
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The optimizers' earlier training, for comparison between ranks. Local."""
+        return state_fingerprint(self._optimizers)  # type: ignore[attr-defined]
 
     @property
     def lacks_rate(self) -> str | None:
-        for number, group in enumerate(self._optimizer.param_groups):  # type: ignore[attr-defined]
-            if group.get("lr") is None:
-                return f"{self.kind} has none (lr=None in parameter group {number})"
+        for one in self._optimizers:  # type: ignore[attr-defined]
+            for number, group in enumerate(one.param_groups):
+                if group.get("lr") is None:
+                    kind = type(one).__name__
+                    return f"{kind} has none (lr=None in parameter group {number})"
         return None
 
 
 def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -> UpdateRule:
-    """Return the update rule for an optimizer of PyTorch or of `parallel_sgd`. Local.
+    """Return the update rule for optimizers of PyTorch, or for one of `parallel_sgd`. Local.
 
     Args:
-        optimizer: either kind.
+        optimizer: either kind; of PyTorch's, one or a list of several.
         module: its parameters are to be updated.
         algorithm: the learner's.
         mean: see `TorchOptimizer.wrapped`.
     Raises:
-        UserError: the optimizer cannot train the module with this algorithm.
+        UserError: the optimizers cannot train the module with this algorithm.
     """
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    rule = TorchOptimizer.wrapped(optimizer, module, mean=mean)
+    optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
+    if len(optimizers) == 1 and isinstance(optimizers[0], Optimizer):
+        return optimizers[0]
+    rule = TorchOptimizer.wrapped(optimizers, module, mean=mean)
     if getattr(algorithm, "optimizer_on_servers", False):
         raise UserError(
             f"optimizer {rule.kind} cannot step on servers, each of which has a part of the model: "
@@ -119,32 +145,38 @@ def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -
 
 
 class TorchStep(LocalStep):
-    """The steps of a PyTorch optimizer on a module.
+    """The steps of PyTorch optimizers on a module.
 
     Args:
         optimizer: the update rule.
         module: its parameters are updated.
-        torch_optimizer: PyTorch's optimizer.
-        mean: whether the optimizer gets the mean gradient over all samples, or the sum.
+        torch_optimizers: PyTorch's optimizers. They step in this order.
+        mean: whether the optimizers get the mean gradient over all samples, or the sum.
 
     Attributes:
+        torch_optimizers: as given.
         unit: returns the number of samples represented by a gradient of 1.
         used: returns, for each parameter, whether any rank has a gradient; called once per step.
     """
 
     def __init__(
-        self, optimizer: TorchOptimizer, module: FlatModule, torch_optimizer: Any, *, mean: bool
+        self,
+        optimizer: TorchOptimizer,
+        module: FlatModule,
+        torch_optimizers: Sequence[Any],
+        *,
+        mean: bool,
     ) -> None:
         self.optimizer, self.parameters = optimizer, module.parameters
-        self.state: TorchOptimizerState = TorchOptimizerState.of(torch_optimizer, module)
+        self.state: TorchOptimizerState = TorchOptimizerState.of(torch_optimizers, module)
         self.unit: Callable[[], float] = lambda: 1
         self.used: Callable[[], Sequence[bool]] = lambda: [True] * len(module.tensors)
-        self._module, self._torch, self._mean = module, torch_optimizer, mean
-        self._stepping, self._kind = False, optimizer.kind
-        self._held = sum(len(group["params"]) for group in torch_optimizer.param_groups)
+        self.torch_optimizers = torch_optimizers
+        self._module, self._mean, self._stepping = module, mean, False
+        self._held = [*map(_parameters_held, torch_optimizers)]
         self._hooks = [
             one.register_step_pre_hook(self._require_own_step)
-            for one in optimizers_of(torch_optimizer)
+            for one in optimizers_of(torch_optimizers)
             if hasattr(one, "_optimizer_step_pre_hooks")  # set by PyTorch's __init__
         ]
 
@@ -156,24 +188,25 @@ class TorchStep(LocalStep):
         return []
 
     def require_ready(self, scaling: Scaling | None) -> None:
-        """Check that the optimizer has its original parameters, with unmodified gradients. Local.
+        """Check that each optimizer has its original parameters, with unmodified gradients. Local.
 
         Args:
             scaling: the loss scale, if any.
         Raises:
             UserError: parameters were added, or gradients were unscaled.
         """
-        held = sum(len(group["params"]) for group in self._torch.param_groups)
-        if held != self._held:
-            raise UserError(
-                f"optimizer {self._kind} had {self._held} parameters when the learner was made, "
-                f"and has {held} now: add parameters before the learner is made"
-            )
-        if scaling is not None:
-            scaling.require_scaled(self._torch)
+        for one, had in zip(self.torch_optimizers, self._held, strict=True):
+            held = _parameters_held(one)
+            if held != had:
+                raise UserError(
+                    f"optimizer {type(one).__name__} had {had} parameters when the learner was "
+                    f"made, and has {held} now: add parameters before the learner is made"
+                )
+            if scaling is not None:
+                scaling.require_scaled(one)
 
     def release(self) -> None:
-        """Allow the program to call the optimizer's ``step`` again. Local."""
+        """Allow the program to call the optimizers' ``step`` again. Local."""
         for hook in self._hooks:
             hook.remove()
 
@@ -188,7 +221,8 @@ class TorchStep(LocalStep):
         self._stepping = True
         try:
             with self._rates_times(self.state.lr_factor), self.state.stepping():
-                self._torch.step()
+                for one in self.torch_optimizers:
+                    one.step()
                 self._allow_for_quantization(samples)
         finally:
             self._stepping = False
@@ -200,7 +234,8 @@ class TorchStep(LocalStep):
         quantized = self.state.quantized
         if quantized is not None:
             scale = self.unit() / samples if self._mean else 1.0
-            adam = AdamCorrection(optimizers_of(self._torch), self._module, self.state.correction)
+            optimizers = optimizers_of(self.torch_optimizers)
+            adam = AdamCorrection(optimizers, self._module, self.state.correction)
             adam.correct(quantized.places)
             if quantized.projections is not None:
                 adam.learn(quantized.projections * scale, self.state.steps + 1)
@@ -208,7 +243,8 @@ class TorchStep(LocalStep):
     @contextmanager
     def _rates_times(self, factor: float) -> Iterator[None]:
         """Multiply all learning rates, numbers or tensors, by a factor for a `with` block."""
-        groups = self._torch.param_groups if factor != 1 else []
+        several = (one.param_groups for one in self.torch_optimizers) if factor != 1 else ()
+        groups = [*chain.from_iterable(several)]
         if groups and (lacks := self.optimizer.lacks_rate):
             raise UserError(
                 f"learning rates must be multiplied by {factor:g}, but optimizer {lacks}"
@@ -222,9 +258,14 @@ class TorchStep(LocalStep):
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
-    def _require_own_step(self, *_: Any) -> None:
+    def _require_own_step(self, optimizer: Any, *_: Any) -> None:
         if not self._stepping:
+            kind = type(optimizer).__name__
             raise UserError(
-                f"{self._kind}.step() was called, but learner.step(samples=...) takes the steps: a "
-                "rank that steps alone has a different model from all other ranks"
+                f"{kind}.step() was called, but learner.step(samples=...) takes the steps: a rank "
+                "that steps alone has a different model from all other ranks"
             )
+
+
+def _parameters_held(optimizer: Any) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,21 +45,25 @@ class OptimizerVectors:
     is not moved if the optimizer has another view of its memory, such as a flat buffer of all
     states, or if the tensor is a view of a parameter.
 
+    Optimizers of separate parameters share the vector of a key.
+
     Args:
-        optimizer: the optimizer with the state.
-        module: the module of the optimizer's parameters.
+        optimizers: the optimizers with the state.
+        module: the module of the optimizers' parameters.
         vectors: by key; changed.
 
     Attributes:
-        optimizers: the optimizer, and its nested optimizers.
+        optimizers: the optimizers, and their nested optimizers.
         owners: those of them with a state of their own.
 
     Local. Memory: a second copy of new tensors while these are moved.
     """
 
-    def __init__(self, optimizer: Any, module: FlatModule, vectors: dict[str, Array]) -> None:
+    def __init__(
+        self, optimizers: Iterable[Any], module: FlatModule, vectors: dict[str, Array]
+    ) -> None:
         self.vectors, self._module = vectors, module
-        self.optimizers = [*optimizers_of(optimizer)]
+        self.optimizers = [*optimizers_of(optimizers)]
         self.owners = [o for o in self.optimizers if isinstance(vars(o).get("state"), dict)]
         self._numbers = {p: number for number, p in enumerate(module.tensors.values())}
         self._names = [*module.tensors]
@@ -264,11 +268,11 @@ class OptimizerVectors:
         return self._module.views_of(self.vectors[name])[number]
 
 
-def optimizers_of(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and its nested optimizers: attributes, or entries of list or dictionary
+def optimizers_of(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """Yield optimizers and their nested optimizers: attributes, or entries of list or dictionary
     attributes, such as Lookahead's inner optimizer. Local.
     """
-    pending, known = [optimizer], set[int]()
+    pending, known = [*optimizers], set[int]()
     while pending:
         current = pending.pop(0)
         if id(current) in known:
@@ -279,6 +283,14 @@ def optimizers_of(optimizer: Any) -> Iterator[Any]:
             several = value.values() if isinstance(value, dict) else value
             parts = [*several] if isinstance(value, dict | list | tuple) else [value]
             pending += [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+
+
+def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the dictionaries of all parameter groups of optimizers, each once. Local."""
+    lists = [vars(one).get("param_groups", []) for one in optimizers]
+    if len(lists) == 1:
+        return [*lists[0]]
+    return [*{id(group): group for groups in lists for group in groups}.values()]
 
 
 def _name(key: Any) -> str:
