@@ -6,13 +6,15 @@ What DDP itself does with the hook is in `test_torch_ddp_processes.py`.
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import Linear, Sequential
 
-from parallel_sgd import UserError
+from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.errors import SharedError
 from parallel_sgd.torch import hook, hook_state, init_process_group
 
@@ -98,7 +100,7 @@ def left(comm, state):
     """All residuals of all ranks, in the order of the parameters: their names are the order in
     which the first step's buckets had them."""
     own = residuals_of(state)
-    return summed(comm, [own[str(i)] for i in range(len(SIZES))])
+    return summed(comm, [own.get(str(i), np.zeros(size)) for i, size in enumerate(SIZES)])
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
@@ -180,10 +182,16 @@ def test_what_cannot_be_loaded(comm):
     with hook_state(comm, gradient_bits=1) as state:
         model.means(state, WHOLE, model.gradients(0))
         saved = state.state_dict()
-        with pytest.raises(UserError, match="each rank must load its own saved state"):
+        with pytest.raises(UserError, match="give the rank its own saved state, or"):
             state.load_state_dict(saved | {"ranks": comm.size + 1})
         with pytest.raises(UserError, match="must be what state_dict"):
             state.load_state_dict({"residuals": {}})
+        with pytest.raises(UserError, match="state=3 must be what state_dict"):
+            state.load_state_dict(3)
+        for wrong in ({"owner_begin": 2999}, {"worker_error": torch.zeros(3000).double()}):
+            damaged = {"0": saved["residuals"]["0"] | {"owner_error": torch.zeros(2)} | wrong}
+            with pytest.raises(UserError, match="must be what state_dict"):
+                state.load_state_dict(saved | {"residuals": damaged})
         other = {"0": saved["residuals"]["1"]}
         with pytest.raises(UserError, match="'0' has 700 values, and the parameter has 3000"):
             state.load_state_dict(saved | {"residuals": other})
@@ -191,6 +199,111 @@ def test_what_cannot_be_loaded(comm):
         state.load_state_dict(saved | {"residuals": other})
         with pytest.raises(SharedError, match="it is of another model"):
             model.means(state, WHOLE, model.gradients(0))
+
+
+BITS = {"gradient_bits": 1, "block_size": 64}
+IN_ORDER = ((0, 1), (2, 3, 4))  #: other buckets, in which the parameters have the same numbers
+
+
+def states_after(ranks, steps=3):
+    """The saved state of each of some ranks, and their residuals in all."""
+
+    def body(comm):
+        model = Model(comm.rank)
+        with hook_state(comm, **BITS) as state:
+            for step in range(steps):
+                model.means(state, WHOLE, model.gradients(step))
+            return state.state_dict(), left(comm, state)
+
+    states, totals = zip(*simulate(ranks, body), strict=True)
+    assert np.abs(totals[0]).max() > 1
+    return states, totals[0]
+
+
+def owner_values(states):
+    return sum(one["owner_error"].numel() for s in states for one in s["residuals"].values())
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 5])
+@pytest.mark.parametrize("old", [1, 2, 4])
+def test_residuals_on_another_number_of_ranks(old, new):
+    """Their sum over all ranks stays, and training gives it back."""
+    states, before = states_after(old)
+    assert owner_values(states) == sum(SIZES)
+
+    def body(comm):
+        model = Model(comm.rank + 10)
+        with hook_state(comm, **BITS) as state:
+            state.load_state_dict(s for s in reversed(states))
+            assert state.steps == 3
+            loaded = left(comm, state)
+            if new == old:
+                assert same_state(state.state_dict()["residuals"], states[comm.rank]["residuals"])
+            gradients = model.gradients(0)
+            means = model.means(state, IN_ORDER, gradients)
+            got = np.concatenate(means).astype(float) * comm.size
+            given = summed(comm, gradients)
+            assert np.abs(got + left(comm, state) - given - loaded).max() < 1e-4 * comm.size
+            return loaded
+
+    for loaded in simulate(new, body):
+        assert np.abs(loaded - before).max() < (1e-6 if new < old else 1e-12)
+
+
+def test_states_that_are_not_of_all_ranks():
+    states, _ = states_after(2)
+    later, _ = states_after(2, steps=4)
+    with hook_state(Communicator.single(), **BITS) as state:
+        for given, error in (
+            (states[:1], "state lacks the saved state of rank 1: it must have those of all 2"),
+            ([], "state is an empty list"),
+            ([states[0], states[0]], "state 1 is of rank 0, as an earlier state is"),
+            ([states[0], later[1]], "state 1 is of step 4 .* must be saved at the same step"),
+            ([states[0], 3], "state=3 must be what"),
+            (iter([states[1]]), "lacks the saved state of rank 0"),
+        ):
+            with pytest.raises(UserError, match=error):
+                state.load_state_dict(given)
+        assert state.steps == 0 and not state.state_dict()["residuals"]
+
+
+def test_all_states_in_one_file(comm):
+    model, written = Model(comm.rank), io.BytesIO()
+    with hook_state(comm, **BITS) as state, hook_state(comm, **BITS) as resumed:
+        assert [s["residuals"] for s in state.gathered_state_dicts()] == (
+            [{}] * comm.size if comm.rank == 0 else []
+        )
+        for step in range(2):
+            model.means(state, TWO, model.gradients(step))
+        torch.save(state.gathered_state_dicts(), written)
+        own, (file, *_) = state.state_dict(), comm.allgather_object(written.getvalue())
+        loaded = torch.load(io.BytesIO(file), weights_only=True)
+        assert [s["rank"] for s in loaded] == [*range(comm.size)]
+        assert same_state(loaded[comm.rank]["residuals"], own["residuals"])
+        resumed.load_state_dict(loaded)
+        assert resumed.steps == 2
+        expected = model.means(state, TWO, model.gradients(2))
+        assert all(map(np.array_equal, model.means(resumed, TWO, model.gradients(2)), expected))
+
+
+def test_the_report(comm):
+    model, values = Model(comm.rank), sum(SIZES)
+    with hook_state(comm, gradient_bits=4, block_size=256) as state:
+        assert state.report()["ratio_to_32_bits"] is None
+        for step in range(3):
+            model.means(state, WHOLE, model.gradients(step))
+        report = json.loads(json.dumps(state.report()))
+        full = 2 * (comm.size - 1) * 4 * values * 3 // comm.size
+        assert report["steps"] == 3
+        assert report["bytes_sent"] == state.bytes_sent
+        assert report["bytes_in_32_bit"] == full
+        assert report["skipped"] == {"minibatches": 0, "latest": ""}
+        if comm.size > 1:
+            sent = np.mean(comm.allgather_object(report["bytes_per_value"]))
+            assert 0.5 < sent / (2 * (comm.size - 1) / comm.size) < 0.6
+            assert report["ratio_to_32_bits"] == full / state.bytes_sent > 6
+        model.means(state, WHOLE, model.gradients(3))
+        assert state.report()["bytes_per_value"] == report["bytes_per_value"]
 
 
 def test_what_is_not_finite_is_told_on_all_ranks(comm):
@@ -238,6 +351,8 @@ def test_an_overflow_on_one_rank_is_one_on_all(comm):
             overflowing[3][0] = np.inf
         assert all(np.isinf(m).all() for m in model.means(state, WHOLE, overflowing))
         assert same_state(before["residuals"], state.state_dict()["residuals"])
+        skipped = state.report()["skipped"]
+        assert skipped == {"minibatches": 1, "latest": "gradients overflowed with a scale of 1024"}
         scaler.update(512.0)
         means = [m / 512 for m in model.means(state, TWO, scaled(model.gradients(2), 512))]
         given += summed(comm, model.gradients(2))
@@ -271,7 +386,7 @@ def test_scales_that_differ(comm):
 
 
 def module(dtype=torch.float32):
-    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).to(dtype))
+    return Sequential(Linear(4, 3), Linear(3, 2).to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +396,10 @@ def module(dtype=torch.float32):
         ({"gradient_bits": 9.3}, "gradient_bits=9.3"),
         ({"bits_of": {"*.bias": 32}}, r"bits_of: '\*.bias' is of names: it needs module="),
         ({"bits_of": {"b*": 32}, "module": module()}, "'b.' matches no parameter"),
+        (
+            {"module": Sequential(Linear(4, 3), Linear(3, 2, device="meta"))},
+            "'0.weight' is on cpu, but '1.weight' on meta: all must be on one device",
+        ),
         ({"module": module(torch.bfloat16)}, "parameter '1.weight' is bfloat16"),
         ({"module": module(torch.float64), "gradient_bits": 1}, "'1.weight' is float64"),
     ],
@@ -289,6 +408,31 @@ def module(dtype=torch.float32):
 def test_what_is_refused_at_once(comm, options, error):
     with pytest.raises(UserError, match=error):
         hook_state(comm, **{"gradient_bits": 1, **options})
+
+
+def test_devices_that_differ_between_ranks(comm):
+    if comm.size > 1:
+        device = "meta" if comm.rank == 1 else "cpu"
+        with pytest.raises(SharedError, match=r"the device of the module's parameters.*meta"):
+            hook_state(comm, module=Linear(2, 2, device=device))
+
+
+class Compiled(torch.nn.Module):
+    """Has a module within as torch.compile's has."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self._orig_mod = layer
+
+
+def test_names_do_not_show_what_was_compiled(comm):
+    layers = module()
+    layers[0] = Compiled(layers[0])
+    bits_of = {"0.bias": 32, "1.*": 32}
+    with hook_state(comm, gradient_bits=1, bits_of=bits_of, module=layers) as state:
+        values = torch.zeros(sum(p.numel() for p in layers.parameters()))
+        state.begin(Bucket(0, True, [*layers.parameters()], values))
+        assert {*residuals_of(state)} == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
 def test_what_is_refused_without_a_communicator_or_a_state():

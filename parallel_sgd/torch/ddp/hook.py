@@ -9,6 +9,7 @@ errors are raised there. (DDP reports an error in a Future without a useful mess
 """
 
 # Annotations are not postponed in this file: DDP compares a hook's own with the types themselves.
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from ...validation import kind_of, shown
 from ..refusals import require_not_fault_tolerant
 from ..scaling import require_scaler
 from .buckets import require_dtype
-from .state import HookState, require_size_of
+from .state import HookState, require_ranks_of
+
+COMPILED = "_orig_mod."  #: part of a parameter's name within a module made by torch.compile
 
 
 def hook(
@@ -90,6 +93,29 @@ def hook_state(
             f"{kind_of(comm)}"
         )
 
+    chosen, named = checked_options("hook_state", comm, module, scaler, process_group, options)
+    return HookState(comm.duplicate(), chosen, named, enabled(scaler), process_group)
+
+
+def checked_options(
+    door: str,
+    comm: Communicator,
+    module: torch.nn.Module | None,
+    scaler: Any,
+    process_group: Any,
+    options: Mapping[str, Any],
+) -> tuple[ExchangeOptions, dict[str, torch.Tensor] | None]:
+    """Return the options of all exchanges, and the module's trainable parameters by name.
+
+    Args:
+        door: the name of the function with these arguments, for errors.
+        comm, module, scaler, process_group, options: see `hook_state`.
+    Raises:
+        SharedError: see `hook_state`.
+
+    Collective.
+    """
+
     def checked() -> tuple[ExchangeOptions, dict[str, torch.Tensor] | None]:
         if scaler is not None:
             require_scaler(scaler)
@@ -98,17 +124,27 @@ def hook_state(
                 "process_group must be one of torch.distributed's, or None: it is "
                 f"{kind_of(process_group)}"
             )
-        require_not_fault_tolerant(comm, "hook_state")
-        require_options("hook_state", ExchangeOptions, options)
+        require_not_fault_tolerant(comm, door)
+        require_options(door, ExchangeOptions, options)
         chosen = ExchangeOptions(**options)
-        require_size_of(process_group, comm.size)
+        require_ranks_of(process_group, comm)
         return chosen, checked_parameters(module, chosen)
 
     chosen, named = comm.together(checked)
-    if scaler is not None and not scaler.is_enabled():
-        scaler = None
-    comm.require_agreement({**values_of(chosen), "whether there is a scaler": scaler is not None})
-    return HookState(comm.duplicate(), chosen, named, scaler, process_group)
+    devices = {parameter.device.type for parameter in (named or {}).values()}
+    comm.require_agreement(
+        {
+            **values_of(chosen),
+            "whether there is a scaler": enabled(scaler) is not None,
+            "the device of the module's parameters": ", ".join(devices),
+        }
+    )
+    return chosen, named
+
+
+def enabled(scaler: Any) -> Any:
+    """Return a GradScaler that is enabled, or None. Local."""
+    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 def checked_parameters(
@@ -116,8 +152,11 @@ def checked_parameters(
 ) -> dict[str, torch.Tensor] | None:
     """Return a module's trainable parameters by name; None without a module.
 
+    Parameters that DDP ignores are left out, and names do not show that a part was compiled.
+
     Raises:
-        UserError: the options do not allow an exchange of the parameters.
+        UserError: the options do not allow an exchange of the parameters, or these are on several
+            devices.
     """
     if module is None:
         for pattern in options.bits_of:
@@ -126,10 +165,23 @@ def checked_parameters(
         return None
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"module must be DDP's torch.nn.Module, or None: it is {kind_of(module)}")
+    ignored: Collection[str] = ()
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        module = module.module
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        ignored, module = module.parameters_to_ignore, module.module
+    named = {
+        name.replace(COMPILED, ""): p
+        for name, p in module.named_parameters()
+        if p.requires_grad and name not in ignored
+    }
     options.bits_of.require_matches("bits_of", {name: p.numel() for name, p in named.items()})
     for name, parameter in named.items():
         require_dtype(f"parameter {name!r}", parameter.dtype, options)
+    devices: dict[str, str] = {}  #: the first parameter on each
+    for name, parameter in named.items():
+        devices.setdefault(str(parameter.device), name)
+    if len(devices) > 1:
+        (one, first), (other, second), *_ = devices.items()
+        raise UserError(
+            f"parameter {first!r} is on {one}, but {second!r} on {other}: all must be on one device"
+        )
     return named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -16,11 +16,11 @@ from ...communication import Communicator, InBackground
 from ...compression import problem_with
 from ...errors import SharedError, UserError
 from ...exchange import ExchangeOptions
-from ...kernels import array_module, on_device
-from ...validation import shown
-from ..arrays import as_array, as_tensor
-from .bucket_sum import ParameterResidual
+from ...kernels import on_device
+from ..arrays import as_array
+from .bucket_sum import BucketSum
 from .buckets import Buckets, Job
+from .saved import SavedState, gathered, state_for
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -55,6 +55,8 @@ class HookState:
         self._comm, self._scaler, self._process_group = comm, scaler, process_group
         self._buckets = Buckets(comm, options, named)
         self._scale = 1.0  #: loss scale; also the unit of gradients and residuals
+        self._summed_values = self._summed_bytes = 0  #: of all summed gradients
+        self._skipped, self._latest_skip = 0, ""  #: minibatches with an overflow
         self._next = 0  #: the index of the next bucket
         self._jobs: SimpleQueue[Job | None]  #: queue of this iteration
         self._deferred: list[Job] = []
@@ -81,7 +83,7 @@ class HookState:
         self._require_open()
         job = Job.of(bucket)
         if job.index == 0 and self._next == 0:
-            require_size_of(self._process_group, self._comm.size)
+            require_ranks_of(self._process_group, self._comm)
         if job.index != self._next:
             raise UserError(
                 f"DDP's bucket {job.index} came when bucket {self._next} was due: an error has "
@@ -104,6 +106,30 @@ class HookState:
         """Bytes sent by this rank so far. Local."""
         return self._buckets.bytes_sent
 
+    def report(self) -> dict[str, Any]:
+        """Return this rank's statistics since the start of the program, in a form that JSON can
+        hold.
+
+        Returns:
+            "steps": steps so far, including those before a loaded state. "bytes_sent": by this
+            rank. "bytes_in_32_bit": bytes that a sum in full precision would have sent.
+            "bytes_per_value": bytes sent, for each value of a gradient. "ratio_to_32_bits":
+            bytes_in_32_bit / bytes_sent; None if nothing was sent. "skipped": "minibatches" that
+            all ranks skipped together because of an overflow, and the reason of the "latest".
+
+        Local.
+        """
+        sent, ranks = self.bytes_sent, self._comm.size
+        full = 2 * (ranks - 1) * self._summed_bytes // ranks
+        return {
+            "steps": self.steps,
+            "bytes_sent": sent,
+            "bytes_in_32_bit": full,
+            "bytes_per_value": sent / max(1, self._summed_values),
+            "ratio_to_32_bits": full / sent if sent else None,
+            "skipped": {"minibatches": self._skipped, "latest": self._latest_skip},
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: this rank's residuals, and the number of steps.
 
@@ -113,56 +139,44 @@ class HookState:
         Residuals differ between ranks: each rank must save its own state, in a file of its own.
         Only between backward passes. Local.
         """
-        self._require_idle("state_dict")
-        residuals = {
-            name: {
-                "worker_error": as_tensor(_copied(residual.worker_error)),
-                "owner_error": as_tensor(_copied(residual.owner_error)),
-                "owner_begin": residual.owner_begin,
-            }
-            for name, residual in self._buckets.residuals().items()
-        }
-        return {
-            "rank": self._comm.rank,
-            "ranks": self._comm.size,
-            "steps": self.steps,
-            "scale": self._scale,
-            "residuals": residuals,
-        }
+        return self._saved("state_dict").as_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict` from this rank, with the same number of ranks.
+    def gathered_state_dicts(self) -> list[dict[str, Any]]:
+        """Return the states of all ranks on rank 0, for a checkpoint in a single file.
 
-        Training repeats bit for bit if DDP has the same buckets as when saved. A new process starts
-        with the buckets of a first iteration (DDP rebuilds them after that iteration, except with
-        find_unused_parameters): the sum of all residuals is then the same, but steps differ.
+        Returns:
+            On rank 0 the result of every rank's `state_dict`, in rank order; an empty list on the
+            other ranks.
 
+        Only between backward passes. Collective. Cost: every rank sends its residuals to rank 0.
+        Memory: the residuals of all ranks on rank 0, of n values on K ranks 4·K·n + 4·n bytes.
+        """
+        return gathered(self._saved("gathered_state_dicts"), self._comm)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
+        """Restore a saved state.
+
+        Args:
+            state: the result of `state_dict` from this rank, on the same number of ranks; or from
+                all ranks, in a list or an iterator. Needed on another number of ranks.
         Raises:
-            UserError: the state is of another rank, number of ranks, or model.
+            UserError: the state is of another rank, number of ranks, or model; or the states of all
+                ranks are incomplete, or of different steps.
 
-        Only between backward passes. Local; every rank must load its state.
+        On the same number of ranks training repeats bit for bit if DDP has the same buckets as when
+        saved. A new process starts with the buckets of a first iteration (DDP rebuilds them after
+        that iteration, except with find_unused_parameters): the sum of all residuals is then the
+        same, but steps differ. On another number of ranks the sum of all residuals is the same,
+        too.
+
+            state.load_state_dict(torch.load(f"hook_{k}.pt") for k in range(ranks_before))
+
+        Only between backward passes. Local; every rank must load.
         """
         self._require_idle("load_state_dict")
-        try:
-            place = state["rank"], state["ranks"]
-            steps, scale = int(state["steps"]), float(state["scale"])
-            residuals = {
-                str(name): ParameterResidual(
-                    _copied(as_array(residual["worker_error"].cpu())),
-                    _copied(as_array(residual["owner_error"].cpu())),
-                    int(residual["owner_begin"]),
-                )
-                for name, residual in state["residuals"].items()
-            }
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"state={shown(state)} must be what state_dict() returned") from error
-        if place != (self._comm.rank, self._comm.size):
-            raise UserError(
-                f"state is of rank {place[0]} of {place[1]}, but this is rank {self._comm.rank} of "
-                f"{self._comm.size}: each rank must load its own saved state"
-            )
-        self._buckets.set_residuals(residuals)
-        self.steps, self._scale = steps, scale
+        saved = state_for(state, self._comm.rank, self._comm.size)
+        self._buckets.set_residuals(saved.residuals)
+        self.steps, self._scale = saved.steps, saved.scale
 
     def close(self) -> None:
         """Free the communicator, and end pending sums. Collective, but does not wait for other
@@ -222,7 +236,7 @@ class HookState:
                     problem = problem or own
                     if job.last:
                         self._comm.agree(problem)
-                    bucket.mean(vector)
+                    self._mean(bucket, vector)
                     job.end(vector)
             finally:
                 job.done.set()
@@ -243,6 +257,9 @@ class HookState:
         )
         same = {"the scaler's scale (float32 bits)": int(np.float32(scale).view(np.uint32))}
         skipped = self._comm.agree(None, overflows, equal=same) > 0
+        if skipped:
+            self._skipped += 1
+            self._latest_skip = f"gradients overflowed with a scale of {scale:g}"
         if not skipped and scale != self._scale:
             self._buckets.scale_residuals(scale / self._scale)
             self._scale = scale
@@ -251,8 +268,13 @@ class HookState:
                 if skipped:
                     vector.fill(np.inf)
                 else:
-                    bucket.mean(vector)
+                    self._mean(bucket, vector)
                 job.end(vector)
+
+    def _mean(self, bucket: BucketSum, vector: Array) -> None:
+        bucket.mean(vector)
+        self._summed_values += vector.size
+        self._summed_bytes += vector.nbytes
 
     def _vector(self, job: Job) -> Array:
         """Return the filled buffer of a bucket. Collective if the bucket is new."""
@@ -262,9 +284,15 @@ class HookState:
             self._buckets.set_up(job.index, job.parameters, job.buffer, self.steps)
         return as_array(job.buffer)
 
+    def _saved(self, name: str) -> SavedState:
+        """Return the present state, with views of the residuals."""
+        self._require_idle(name)
+        rank, ranks = self._comm.rank, self._comm.size
+        return SavedState(rank, ranks, self.steps, self._scale, self._buckets.residuals())
+
     def _require_open(self) -> None:
         if self._closed:
-            raise UserError("this hook_state is closed: DDP cannot use it after close()")
+            raise UserError("the state of DDP's hook is closed: DDP cannot train after its close()")
 
     def _require_idle(self, name: str) -> None:
         self._require_open()
@@ -274,21 +302,24 @@ class HookState:
             )
 
 
-def require_size_of(process_group: Any, size: int) -> None:
-    """Check that DDP's process group has as many ranks as `comm`. Local.
+def require_ranks_of(process_group: Any, comm: Communicator) -> None:
+    """Check that DDP's process group has the ranks of `comm`, in the same order. Local.
 
     Raises:
-        UserError: the sizes differ. No check without a process group.
+        UserError: the ranks differ. No check without a process group.
     """
     if not dist.is_initialized():
         return
-    has = dist.get_world_size(process_group)
-    if has != size:
+    has, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+    if rank < 0:
+        raise UserError("process_group does not have this rank: it must be DDP's")
+    if has != comm.size:
         raise UserError(
-            f"comm has {size} rank{'s' * (size > 1)}, and DDP's process group has {has}: both must "
-            "be the same (psgd.torch.init_process_group(comm))"
+            f"comm has {comm.size} rank{'s' * (comm.size > 1)}, and DDP's process group has {has}: "
+            "both must be the same (psgd.torch.init_process_group(comm))"
         )
-
-
-def _copied(array: Array) -> Array:
-    return array.copy() if array_module(array) is np else array.get()
+    if rank != comm.rank:
+        raise UserError(
+            f"rank {comm.rank} of comm is rank {rank} of DDP's process group: both must have the "
+            "same order of ranks (psgd.torch.init_process_group(comm))"
+        )
