@@ -31,6 +31,8 @@ LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 2.0  #: timeout of a connection to an address
 SIOCGIFADDR = 0x8915  #: Linux's ioctl for an interface's address
 
+_own_variables: dict[str, str] = {}  #: environment variables that an earlier process group has set
+
 
 def init_process_group(
     comm: Communicator, *, backend: str = "gloo", timeout_s: float | None = None
@@ -47,9 +49,13 @@ def init_process_group(
             connect to each other, or the ranks are fault-tolerant (`run --survive`).
 
     Sets GLOO_SOCKET_IFNAME in this process's environment, unless already set; a variable set by the
-    user selects the interface. IPv4 only. The user calls
-    `torch.distributed.destroy_process_group()`. Collective. Cost: some milliseconds, and 2 s for
-    each unreachable address.
+    user selects the interface. Also sets torchrun's variables, unless already set: RANK,
+    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. So trainers such as
+    Hugging Face's, Lightning and Accelerate know their rank under mpiexec. The port belongs to the
+    process group's own store, which listens on rank 0.
+
+    IPv4 only. The user calls `torch.distributed.destroy_process_group()`. Collective. Cost: some
+    milliseconds, and 2 s for each unreachable address.
 
         comm = psgd.Communicator.world()
         psgd.torch.init_process_group(comm)
@@ -80,10 +86,26 @@ def init_process_group(
                 )
 
         comm.together(connected)
+        _set_variables(comm, address, port)
     except UserError:
         if before is None:
             os.environ.pop(INTERFACE, None)
         raise
+
+
+def _set_variables(comm: Communicator, address: str, port: int) -> None:
+    """Set torchrun's variables, except those that somebody else has set. Collective."""
+    values = {
+        "RANK": comm.rank,
+        "WORLD_SIZE": comm.size,
+        "LOCAL_RANK": comm.local_rank,
+        "LOCAL_WORLD_SIZE": comm.local_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    for name, value in values.items():
+        if os.environ.get(name) in (None, _own_variables.get(name)):
+            os.environ[name] = _own_variables[name] = str(value)
 
 
 def _checked(comm: Communicator, timeout_s: float | None) -> float:

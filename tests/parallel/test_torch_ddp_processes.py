@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import socket
 from contextlib import nullcontext
 
 import numpy as np
@@ -341,6 +343,16 @@ def test_a_run_goes_on_bit_for_bit(comm):
 def test_a_second_process_group_is_refused(comm):
     with pytest.raises(SharedError, match="has a process group already"):
         psgd.torch.init_process_group(comm)
+
+
+def test_torchruns_variables_are_those_of_mpis_ranks(comm):
+    ranks = {"RANK": comm.rank, "WORLD_SIZE": comm.size}
+    ranks |= {"LOCAL_RANK": comm.local_rank, "LOCAL_WORLD_SIZE": comm.local_size}
+    assert {name: os.environ[name] for name in ranks} == {n: str(v) for n, v in ranks.items()}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with socket.create_connection((address, port), timeout=10):
+        pass
+    assert {*comm.allgather_object((address, port))} == {(address, port)}
 
 
 def test_the_process_group_has_mpis_ranks(comm):
