@@ -110,6 +110,7 @@ def fake_nccl(gpu: fake_cupy.Gpu, *, dies: Callable[[int], bool] = lambda rank: 
     module.aborted, module.destroyed, module.meetings = [], [], meetings
     module.available, module.NcclError, module.NCCL_SUM = True, NcclError, "NCCL_SUM"
     module.NCCL_FLOAT32, module.NCCL_FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+    module.NCCL_UINT8 = np.dtype(np.uint8)
     module.get_unique_id = lambda: next(identities)
     module.groupStart = module.groupEnd = lambda: None
     module.NcclCommunicator = NcclCommunicator

@@ -1,7 +1,8 @@
-"""The communicator of ranks that find each other through PyTorch, for NumPy arrays."""
+"""The communicator of ranks that find each other through PyTorch, for NumPy and CuPy arrays."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,9 +13,12 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import UserError
+from ...errors import SharedError, UserError
+from ...kernels import array_module
 from ..backoff import Backoff
 from ..communicator import Closed, Communicator, Counts
+from ..cuda.nccl import Nccl, require_gpus
+from ..cuda.staging import pinned_like, to_device, to_host
 from ..endpoint import Endpoint
 from ..liveness.watchdog import Watchdog
 from ..messages import Array, Messages
@@ -39,7 +43,8 @@ class C10dCommunicator(Communicator):
 
     Every collective sends directly from rank to rank. All but `broadcast` then send the fewest
     bytes possible. A large array is broadcast in parts: the root sends each rank another part, and
-    all ranks gather the parts, so no rank sends much more than twice the array.
+    all ranks gather the parts, so no rank sends much more than twice the array. Arrays of GPUs
+    travel by NCCL, or through pinned host memory if a rank has no NCCL, or shares its GPU.
     """
 
     def __init__(self, mesh: Mesh, watched: Watchdog) -> None:
@@ -48,20 +53,18 @@ class C10dCommunicator(Communicator):
         self._world_ranks = tuple(mesh.world_ranks)
         self._wait = watched("", awaited=self._awaited)  # reused: collectives never overlap
         self._number = self._call = 0  # collectives so far; the present one's index in CALLS
+        self._device: Nccl | None = None  #: for arrays of GPUs
+        self._nccl_chosen = False
         mesh.on_early = self._require_same_call
         #: The other ranks, in the order of sending: all begin with different receivers.
         self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         parts = _parts(receive, counts)
-        parts[self.rank][...] = send
+        own = parts[self.rank]
+        own[...] = send
         with self.trace.collective():
-            own = bytes_of(parts[self.rank])
-            self._exchange(
-                "allgather",
-                [(peer, own) for peer in self._peers],
-                [(peer, bytes_of(parts[peer])) for peer in self._peers],
-            )
+            self._send_receive("allgather", receive, [own] * self.size, parts)
 
     def alltoall(
         self,
@@ -75,35 +78,26 @@ class C10dCommunicator(Communicator):
         sent, received = _parts(send, send_counts), _parts(receive, receive_counts)
         received[self.rank][...] = sent[self.rank]
         with self.trace.collective():
-            self._exchange(
-                "alltoall",
-                [(peer, bytes_of(sent[peer])) for peer in self._peers],
-                [(peer, bytes_of(received[peer])) for peer in self._peers],
-            )
+            self._send_receive("alltoall", receive, sent, received)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        data, is_root = bytes_of(array), self.rank == root
+        nothing: list[Array | None] = [None] * self.size
+        from_root, is_root = list(nothing), self.rank == root
         with self.trace.collective():
-            if data.nbytes <= MOST_DIRECT or self.size == 2:
-                self._exchange(
-                    "broadcast",
-                    [(peer, data) for peer in self._peers if is_root],
-                    [] if is_root else [(root, data)],
-                )
+            if array.nbytes <= MOST_DIRECT or self.size == 2:
+                from_root[root] = array
+                sent, received = ([array] * self.size, nothing) if is_root else (nothing, from_root)
+                self._send_receive("broadcast", array, sent, received)
                 return
-            ends = [data.nbytes * (rank + 1) // self.size for rank in range(self.size)]
-            parts = [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-            self._exchange(
-                "broadcast",
-                [(peer, parts[peer]) for peer in self._peers if is_root],
-                [] if is_root else [(root, parts[self.rank])],
-            )
-            others = [peer for peer in self._peers if peer != root]
-            self._exchange(
-                "broadcast",
-                [(peer, parts[self.rank]) for peer in others],
-                [] if is_root else [(peer, parts[peer]) for peer in self._peers],
-            )
+            ends = [array.size * (rank + 1) // self.size for rank in range(self.size)]
+            parts = [array[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+            from_root[root] = parts[self.rank]
+            sent, received = (parts, nothing) if is_root else (nothing, from_root)
+            self._send_receive("broadcast", array, sent, received)
+            to_others: list[Array | None] = [parts[self.rank]] * self.size
+            to_others[root] = None
+            received = nothing if is_root else parts
+            self._send_receive("broadcast", array, to_others, received)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         gathered = np.empty((self.size, values.size), np.int64)
@@ -155,6 +149,9 @@ class C10dCommunicator(Communicator):
 
     def close(self) -> None:
         mesh, self._mesh = self._mesh, cast(Mesh, Closed())
+        if self._device is not None:
+            self._device.close()
+            self._device = None
         if isinstance(mesh, Mesh):
             mesh.close()
 
@@ -165,6 +162,49 @@ class C10dCommunicator(Communicator):
     @property
     def host(self) -> str:
         return platform.node()
+
+    def _send_receive(
+        self,
+        call: str,
+        like: Array,
+        sent: Sequence[Array | None],
+        received: Sequence[Array | None],
+    ) -> None:
+        """Send an array to each other rank, and receive one from each, as part of a collective.
+
+        Args:
+            call: its name.
+            like: an array of their kind.
+            sent, received: by rank; None: no message. Their items for this rank are ignored.
+        """
+        to = [(peer, sent[peer]) for peer in self._peers if sent[peer] is not None]
+        of = [(peer, received[peer]) for peer in self._peers if received[peer] is not None]
+        if array_module(like) is np:
+            self._exchange(
+                call, [(p, bytes_of(a)) for p, a in to], [(p, bytes_of(a)) for p, a in of]
+            )
+        elif (nccl := self._nccl(like)) is not None:
+            nccl.send_receive(to, of)
+        else:
+            copies = {id(array): bytes_of(to_host(array)) for _, array in to}
+            hosts = [pinned_like(array) for _, array in of]
+            data = [(peer, copies[id(array)]) for peer, array in to]
+            rooms = [(peer, bytes_of(host)) for (peer, _), host in zip(of, hosts, strict=True)]
+            self._exchange(call, data, rooms)
+            for host, (_, array) in zip(hosts, of, strict=True):
+                to_device(host, array)
+
+    def _nccl(self, like: Array) -> Nccl | None:
+        """Return NCCL for GPU arrays; None if a rank has no NCCL, or shares its GPU.
+
+        Collective at its first call.
+        """
+        if not self._nccl_chosen:
+            self._nccl_chosen = True
+            with contextlib.suppress(SharedError):  # raised on all ranks: through host memory
+                require_gpus(like, self)
+                self._device = Nccl(self, like)
+        return self._device
 
     def _exchange(
         self,

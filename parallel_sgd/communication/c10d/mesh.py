@@ -4,8 +4,8 @@ PyTorch's own messages (`isend`, `irecv`) cannot be polled, and need to know the
 they are received. So ranks have connections of their own: see `connections`. Each message is a
 header (channel, tag, bytes) and its bytes.
 
-A message without a receive is kept, up to `MOST_KEPT` bytes from a rank. Beyond that nothing more
-is read from that rank until a receive takes what is kept: the sender then waits.
+A message without a receive is kept, up to `MOST_KEPT` bytes from a rank. Beyond this limit nothing
+more is read from the rank before a receive: the sender waits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from ..liveness.diagnosis import rank_in_words
 from ..phrases import waiting_for_finished
 
 COLLECTIVES, MESSAGES, ENDPOINT, END = range(4)
-"""Channels, whose messages are independent; a message of END says that its rank needs no more."""
+"""Channels of independent messages; by a message of END a rank says it needs no more messages."""
 
-MOST_KEPT = 64 << 20
-"""Bytes from a rank kept without a receive, above which nothing more is read from that rank."""
+MOST_KEPT = 64 << 20  #: default of the most bytes from a rank kept without a receive
 
 _HEADER = struct.Struct("=qqq")  #: channel; tag; bytes of the message
 
@@ -61,7 +60,7 @@ class _Peer:
     """The state of the connection to a rank.
 
     Attributes:
-        rank: that rank.
+        rank: the remote rank.
         connection: None for this rank itself.
         sending: unsent parts of messages, in order; after the last part of a message its `then`.
         posted: receives, in order.
@@ -71,9 +70,9 @@ class _Peer:
         key, into: its key, and the place of its bytes; None until its header has come.
         receive: its receive; None if not posted yet.
         got: bytes of the header, then of the message, received so far.
-        finished: the rank has said that it needs no more messages.
+        finished: the rank needs no more messages.
         lost: the reason, once the connection has ended.
-        events: epoll's events, of which this connection is registered.
+        events: epoll's events for this connection.
     """
 
     __slots__ = (
@@ -94,7 +93,7 @@ class _Peer:
         self.finished, self.lost = False, ""
 
     def awaits(self, channel: int) -> bool:
-        """Return True if a message of a channel is awaited from this rank, or being sent."""
+        """Return True if messages of a channel are pending from this rank, or any to this rank."""
         receiving = self.receive is not None and self.key[0] == channel
         return bool(self.sending) or receiving or any(key[0] == channel for key in self.posted)
 
@@ -106,18 +105,24 @@ class Mesh:
         rank: this rank.
         connections: a connected, non-blocking socket for each other rank.
         world_ranks: numbers of the ranks in error texts.
+        most_kept: bytes from a rank kept without a receive, above which nothing more is read.
 
     Attributes:
-        on_early: called with the rank and key of a message that comes before its receive.
+        on_early: called with the rank and key of a message without a receive.
 
     All methods are local. Any thread may use the mesh. A function given as `then` is called by any
     thread, in any method, so it should only note the event. A forked process has no connection.
     """
 
     def __init__(
-        self, rank: int, connections: Mapping[int, socket.socket], world_ranks: Sequence[int]
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        world_ranks: Sequence[int],
+        *,
+        most_kept: int = MOST_KEPT,
     ) -> None:
-        self.rank, self.world_ranks = rank, world_ranks
+        self.rank, self.world_ranks, self._most_kept = rank, world_ranks, most_kept
         self.on_early: Callable[[int, Key], object] = lambda peer, key: None
         self._peers = {peer: _Peer(peer, connection) for peer, connection in connections.items()}
         self._by_descriptor = {
@@ -211,17 +216,16 @@ class Mesh:
         self._epoll.poll(seconds)
 
     def awaited(self, channel: int) -> list[int]:
-        """Return the ranks from which a message is awaited, or to which one is being sent."""
+        """Return the ranks of pending messages: senders and receivers."""
         return [peer.rank for peer in self._peers.values() if peer.awaits(channel)]
 
     def require_connected(self, channel: int, name: str) -> None:
-        """Check that no awaited rank has ended.
+        """Check that no rank of a pending message has ended.
 
         Args:
             name: of the wait, for the error text.
         Raises:
-            PeerFailure: a rank has failed, from which a message is awaited, or to which one is
-                being sent.
+            PeerFailure: an awaited rank has failed, or a receiver of a pending message.
             UserError: such a rank has finished.
         """
         for peer in self._lost:
@@ -229,7 +233,7 @@ class Mesh:
                 raise self._ended(peer, name)
 
     def require_no_failure(self, name: str) -> None:
-        """Check that no rank has failed, whether awaited or not.
+        """Check that no rank has failed.
 
         Raises:
             PeerFailure: a rank has failed.
@@ -244,7 +248,7 @@ class Mesh:
         return [peer.rank for peer in self._peers.values() if peer.finished]
 
     def close(self) -> None:
-        """Tell all ranks that this rank needs no more messages, and close the connections.
+        """Call `say_end`, and close the connections.
 
         No message may be pending.
         """
@@ -295,7 +299,7 @@ class Mesh:
         )
 
     def _begin_message(self, peer: _Peer, key: Key, nbytes: int) -> None:
-        """Find the receive of a message whose header has come, or memory to keep the message."""
+        """Find the receive of an arriving message, or memory to keep the message."""
         peer.key, peer.got, posted = key, 0, peer.posted.get(key)
         if posted is None:
             if key[0] == END:
@@ -375,8 +379,10 @@ class Mesh:
         self._register(peer)
 
     def _is_full(self, peer: _Peer) -> bool:
-        """Return True if nothing more may be kept. An endpoint takes its messages in any case."""
-        return peer.kept_bytes > MOST_KEPT and not any(key[0] == ENDPOINT for key in peer.posted)
+        """Return True if nothing more may be kept. An endpoint takes all its messages."""
+        return peer.kept_bytes > self._most_kept and not any(
+            key[0] == ENDPOINT for key in peer.posted
+        )
 
     def _register(self, peer: _Peer) -> None:
         """Watch a connection for bytes, unless too many are kept, and for room to send."""
@@ -395,7 +401,7 @@ class Mesh:
         peer.events = events
 
     def _lose(self, peer: _Peer, why: str) -> None:
-        """Note the end of a connection. A rank may end before others that need nothing of it."""
+        """Note the end of a connection: no error yet, as the rank may have no more messages."""
         assert peer.connection is not None
         peer.lost = why
         self._lost.append(peer)

@@ -7,13 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from ..cuda.staged_messages import StagedMessages
 from ..liveness.watchdog import Watchdog
-from ..messages import Array, Messages, Then
+from ..messages import Array, Then
 from .mesh import MESSAGES, Mesh
 
 
-class MeshMessages(Messages):
-    """Messages of NumPy arrays.
+class MeshMessages(StagedMessages):
+    """Messages of NumPy arrays, or of the arrays of a GPU through memory of the host.
 
     Args:
         mesh: connections of the ranks.
@@ -21,35 +22,36 @@ class MeshMessages(Messages):
     """
 
     def __init__(self, mesh: Mesh, watched: Watchdog) -> None:
+        super().__init__()
         self._mesh, self._watched = mesh, watched
         self._done: list[Then] = []
-        self._under_way, self._name = 0, "messages"
+        self._begun, self._name = 0, "messages"
 
-    def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        self._under_way += 1
+    def _send(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._begun += 1
         sent = partial(self._done.append, then)
         self._mesh.send(bytes_of(array), peer, (MESSAGES, tag), sent)
 
-    def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        self._under_way += 1
+    def _receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._begun += 1
         done = self._done
         self._mesh.receive(bytes_of(array), peer, (MESSAGES, tag), lambda data: done.append(then))
 
-    def progress(self) -> bool:
+    def _progress(self) -> bool:
         self._mesh.drive()
         if not self._done:
             self._mesh.require_connected(MESSAGES, self._name)
             return False
         done = self._done[:]
         del self._done[: len(done)]
-        self._under_way -= len(done)
+        self._begun -= len(done)
         for then in done:
             then()
         return True
 
     @property
-    def under_way(self) -> int:
-        return self._under_way
+    def _pending(self) -> int:
+        return self._begun
 
     def watched(self, name: str) -> AbstractContextManager[object]:
         self._name = name

@@ -22,7 +22,7 @@ class Nccl:
 
     Args:
         comm: the ranks.
-        like: an array on this rank's GPU, float32 or float64.
+        like: an array on this rank's GPU: float32, float64 or uint8.
         own: `comm` is used only here, and is closed with this object.
     Raises:
         SharedError: NCCL cannot start on rank 0.
@@ -40,6 +40,7 @@ class Nccl:
         self._type = {
             np.dtype(np.float32): self._nccl.NCCL_FLOAT32,
             np.dtype(np.float64): self._nccl.NCCL_FLOAT64,
+            np.dtype(np.uint8): self._nccl.NCCL_UINT8,
         }[like.dtype]
         self._messages = comm.messages()  # only bounds the waits, never sends
         made = comm.together(lambda: self._identity() if comm.rank == 0 else None)
@@ -62,6 +63,26 @@ class Nccl:
         self._begin()
         self._comm.allReduce(place, place, values.size, self._type, add, self._stream.ptr)
         self._finish("NCCL's all-reduce")
+
+    def send_receive(
+        self, sent: Sequence[tuple[int, Array]], received: Sequence[tuple[int, Array]]
+    ) -> None:
+        """Send an array to ranks, and receive an array from ranks.
+
+        Args:
+            sent: pairs of rank and uint8 array.
+            received: pairs of rank and uint8 array, written.
+        """
+        kind, stream = self._nccl.NCCL_UINT8, self._stream.ptr
+        self._begin()
+        self._nccl.groupStart()
+        for peer, values in received:
+            # bounded: only queued on the stream
+            self._comm.recv(values.data.ptr, values.size, kind, peer, stream)
+        for peer, values in sent:
+            self._comm.send(values.data.ptr, values.size, kind, peer, stream)
+        self._nccl.groupEnd()
+        self._finish("NCCL's messages")
 
     def broadcast_all(self, arrays: Sequence[tuple[Array, int]]) -> None:
         """Broadcast several arrays, each from its own root rank.

@@ -71,6 +71,25 @@ def pinned_like(array: Array) -> HostArray:
     return pinned(array, array.size, array.dtype)
 
 
+def to_host(array: Array) -> HostArray:
+    """Return a copy of a GPU's array in pinned memory, after earlier work on the current stream.
+
+    Local.
+    """
+    host, stream = pinned_like(array), array_module(array).cuda.get_current_stream()
+    array.get(stream=stream, out=host)
+    # bounded: this rank's GPU: waiting ranks end the job
+    stream.synchronize()
+    return host
+
+
+def to_device(host: HostArray, array: Array) -> None:
+    """Copy an array in pinned memory to a GPU's array of its size. Local."""
+    array.set(host)
+    # bounded: this rank's GPU: waiting ranks end the job
+    array_module(array).cuda.get_current_stream().synchronize()
+
+
 class Staging(ABC):
     """Replaces the arrays of one GPU by arrays for MPI.
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...kernels import array_module
 from ..communicator import Closed, Communicator, Counts
-from ..cuda.staging import pinned_like
+from ..cuda.staging import pinned_like, to_device, to_host
 from ..endpoint import Endpoint
 from ..job_environment import (
     fault_tolerant,
@@ -264,23 +264,15 @@ class MpiCommunicator(Communicator):
         xp = array_module(array)
         if xp is np:
             return array
-        stream = xp.cuda.get_current_stream()
         if self._cuda_aware:
             # bounded: this rank's GPU: waiting ranks end the job
-            stream.synchronize()
+            xp.cuda.get_current_stream().synchronize()
             return array
-        host = pinned_like(array)
-        if read:
-            array.get(stream=stream, out=host)
-            # bounded: this rank's GPU: waiting ranks end the job
-            stream.synchronize()
-        return host
+        return to_host(array) if read else pinned_like(array)
 
     def _return(self, host: Array, array: Array) -> None:
         if host is not array:
-            array.set(host)
-            # bounded: this rank's GPU: waiting ranks end the job
-            array_module(array).cuda.get_current_stream().synchronize()
+            to_device(host, array)
 
 
 def _end_job_from_another_thread() -> None:

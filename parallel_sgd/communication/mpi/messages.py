@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import ClassVar
 
-import numpy as np
 from mpi4py import MPI
 
-from ...kernels import array_module
-from ..cuda.staging import Direct, Event, Staged, Staging, is_done
+from ..cuda.staged_messages import StagedMessages
 from ..liveness.finish import CollectiveCounter
 from ..liveness.watchdog import Watchdog
-from ..messages import MOST_VALUES, Array, Messages, Then, pieces_of
+from ..messages import MOST_VALUES, Array, Then, pieces_of
 
 
-class MpiMessages(Messages):
+class MpiMessages(StagedMessages):
     """Messages of NumPy arrays, or of the arrays of a GPU.
 
     Args:
@@ -26,8 +22,7 @@ class MpiMessages(Messages):
         watched: bounds every wait.
         counter: counts collective operations made of messages, together with the collectives of
             `comm`.
-        cuda_aware: pass CuPy arrays to MPI directly; otherwise stage arrays through pinned host
-            memory, while the GPU computes and messages travel.
+        cuda_aware: pass CuPy arrays to MPI directly: see `StagedMessages`.
 
     Attributes:
         most_values: most values in a message.
@@ -43,48 +38,18 @@ class MpiMessages(Messages):
         *,
         cuda_aware: bool = False,
     ) -> None:
-        self._comm, self._watched, self._cuda_aware = comm, watched, cuda_aware
-        self._counter = counter
+        super().__init__(cuda_aware=cuda_aware)
+        self._comm, self._watched, self._counter = comm, watched, counter
         self._requests: list[MPI.Request] = []
         self._then: list[Then] = []
-        self._staging: Staging | None = None  # set by the first CuPy array
-        #: MPI calls to make once their GPU events are done, in the order of the events.
-        self._waiting: deque[tuple[Event, Callable[[], None]]] = deque()
 
-    def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        if array_module(array) is np:
-            self._begin(self._comm.Isend, array, peer, tag, then)
-            return
-        staging = self._staging_of(array)
-        buffer, event = staging.begin_send(array)
+    def _send(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._begin(self._comm.Isend, array, peer, tag, then)
 
-        def sent() -> None:
-            staging.end_send(array)
-            then()
+    def _receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._begin(self._comm.Irecv, array, peer, tag, then)
 
-        begin = partial(self._begin, self._comm.Isend, buffer, peer, tag, sent)
-        self._waiting.append((event, begin))
-
-    def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        if array_module(array) is np:
-            self._begin(self._comm.Irecv, array, peer, tag, then)
-            return
-        buffer, event, copy_in = self._staging_of(array).begin_receive(array)
-
-        def received() -> None:
-            copy_in()
-            then()
-
-        if event is None:
-            self._begin(self._comm.Irecv, buffer, peer, tag, received)
-        else:
-            begin = partial(self._begin, self._comm.Irecv, buffer, peer, tag, received)
-            self._waiting.append((event, begin))
-
-    def progress(self) -> bool:
-        # bounded: as long as the GPU is ready
-        while self._waiting and is_done(self._xp, self._waiting[0][0]):
-            self._waiting.popleft()[1]()
+    def _progress(self) -> bool:
         try:
             ended = MPI.Request.Testsome(self._requests) if self._requests else None
         except MPI.Exception as error:
@@ -100,8 +65,8 @@ class MpiMessages(Messages):
         return True
 
     @property
-    def under_way(self) -> int:
-        return len(self._requests) + len(self._waiting)
+    def _pending(self) -> int:
+        return len(self._requests)
 
     def enter(self) -> None:
         self._counter.enter()
@@ -133,9 +98,3 @@ class MpiMessages(Messages):
         except MPI.Exception as error:
             self._watched.raise_rank_failure(error, "messages")
             raise
-
-    def _staging_of(self, array: Array) -> Staging:
-        if self._staging is None:
-            self._xp = array_module(array)
-            self._staging = (Direct if self._cuda_aware else Staged)(array)
-        return self._staging
