@@ -60,11 +60,15 @@ class Agreement(ABC):
 
     Attributes:
         size, trace, consistency: see `Communicator`.
+        wider: the ranks of which this communicator is one of several equal parts, where all parts
+            call `agree` together: a problem of any of these ranks is then raised on all of them.
+            Not kept by parts and duplicates.
     """
 
     size: int
     trace: Trace = NO_TRACE
     consistency: ConsistencyCheck | None = None
+    wider: Agreement | None = None
     _problem: str | None = None
     # A problem of this rank, about to be shared. The watchdog prints it if the other ranks are
     # late: this rank may end before they arrive.
@@ -146,8 +150,10 @@ class Agreement(ABC):
         Raises:
             SharedError: on all ranks, if any rank has a problem, or if required values differ.
 
-        Cost: one sum of seven integers. All K fingerprints f are equal exactly if K·Σf² = (Σf)².
+        Cost: one sum of seven integers; two if `wider` is set. All K fingerprints f are equal
+        exactly if K·Σf² = (Σf)².
         """
+        everywhere = 0 if self.wider is None else self.wider.agree(problem, samples)
         consistency = self.consistency if self.size > 1 else None
         fingerprint = consistency.fingerprint(steps) if consistency else 0
         for value in equal.values() if equal else ():
@@ -176,6 +182,11 @@ class Agreement(ABC):
         if consistency:
             consistency.notes = notes
             consistency.marks_equal = marks > 0 and self.size * mark_squares == marks * marks
+        if self.wider is not None and total * self.wider.size != everywhere * self.size:
+            raise SharedError(
+                f"the ranks that share a model must have equal numbers of samples: those of "
+                f"{self._name(range(self.size))} differ from the other ranks'"
+            )
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

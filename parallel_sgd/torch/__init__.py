@@ -8,12 +8,14 @@ from .objective import Objective
 from .process_group import init_process_group
 from .sampler import MinibatchSampler
 from .sampler import MinibatchSampler as sampler
+from .sharded_model import ShardedModel
 
 __all__ = [
     "HookState",
     "Learner",
     "MinibatchSampler",
     "Objective",
+    "ShardedModel",
     "hook",
     "hook_state",
     "init_process_group",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..communication import Communicator
 from ..compression import problem_with
@@ -173,7 +172,7 @@ class Gradients:
             whole.add_(as_tensor(late))
         if self._clip_norm is not None:
             divisor = samples / self.unit if self._mean else 1
-            self.norm = float(torch.linalg.vector_norm(whole)) / divisor
+            self.norm = self._module.norm(whole) / divisor
             factor = self._clip_norm / (self.norm + SMALL)
             if factor < 1:
                 whole.mul_(factor)

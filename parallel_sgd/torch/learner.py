@@ -27,6 +27,7 @@ from .adapter import Reduction, TorchModel
 from .arrays import on_default_stream
 from .model_state import Buffers, ModelState
 from .module import device_of
+from .sharded_model import NOT_ELEMENTWISE, ShardedModel
 
 
 class Learner(ArrayLearner):
@@ -44,7 +45,7 @@ class Learner(ArrayLearner):
     Args:
         model: any module whose trainable parameters are all float32 or all float64, and on one
             device. They become views of one vector. Trainable and frozen parameters and buffers
-            start with rank 0's values.
+            start with rank 0's values. A model sharded by FSDP2 is given as a `ShardedModel`.
         optimizer: a PyTorch optimizer of the model's parameters, in any parameter groups; a list
             of several, each of a part of the parameters, such as ``[muon, adamw]``; or an optimizer
             of `parallel_sgd`. `step` calls each of them, in the order of the list.
@@ -127,6 +128,10 @@ class Learner(ArrayLearner):
     ) -> None:
         require_communicator(comm)
         self.model, self.reduction = model, reduction
+        if isinstance(model, ShardedModel):
+            comm = model.sharding.join(
+                comm, lambda: _require_shardable(algorithm, optimizer, reduction, scaler)
+            )
         adapter = TorchModel(
             model,
             optimizer,
@@ -139,8 +144,12 @@ class Learner(ArrayLearner):
         options = Options(
             sync_perf_stats, minibatch_size, commit_every, not_finite, most_skipped, compare_every
         )
-        with on_default_stream(device_of(model)):
-            self._start(adapter, algorithm, comm, options)
+        try:
+            with on_default_stream(device_of(model)):
+                self._start(adapter, algorithm, comm, options)
+        except BaseException:
+            self._leave()
+            raise
 
     @property
     def model_state(self) -> ModelState:
@@ -177,7 +186,14 @@ class Learner(ArrayLearner):
             if self.ledger.next_local_samples() == 0:  # the sampler's sample is only a filler
                 samples = 0
             loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            if isinstance(self.model, ShardedModel):  # each of its ranks has as many
+                samples *= self.model.sharding.shards
             return super().step(samples, loss)
+
+    def announce(self, samples: int, total: int) -> None:
+        """See `parallel_sgd.Learner.announce`. Local."""
+        shards = self.model.sharding.shards if isinstance(self.model, ShardedModel) else 1
+        super().announce(samples * shards, total)
 
     def scaled(self, loss: Any) -> Any:
         """Scale a loss by the `scaler`, if any, for its `backward`. Several losses give a list.
@@ -201,6 +217,12 @@ class Learner(ArrayLearner):
         the minibatches left over from an earlier pass: a DataLoader's workers may have fetched a
         whole epoch by the time the loop was left. Local.
         """
+        if isinstance(self.model, ShardedModel):
+            raise UserError(
+                "a ShardedModel takes no minibatches from psgd.torch.sampler or a "
+                "psgd.data.Source, which know nothing of the ranks that share a model: give all "
+                "ranks equally many samples, such as by torch.utils.data.DistributedSampler"
+            )
         if not self.serves and not self.adapter.module.has_gradients():
             self.ledger.discard_unstepped()
         return super().feed()
@@ -266,8 +288,11 @@ class Learner(ArrayLearner):
                     sums, total = sums_over(batches, self.model, score, samples)
                 except UserError as error:
                     problem = str(error)
-                self.comm.raise_together(problem)
-                return weighted_means(self.comm, sums, total)
+                ranks = (
+                    self.model.sharding.ranks if isinstance(self.model, ShardedModel) else self.comm
+                )
+                ranks.raise_together(problem)
+                return weighted_means(ranks, sums, total)
 
         with on_default_stream(self.adapter.module.device):
             return self.between_steps(means)
@@ -278,3 +303,42 @@ class Learner(ArrayLearner):
         """
         with on_default_stream(self.adapter.module.device):
             super().finish()
+
+    def _close(self, *, failed: bool) -> None:
+        super()._close(failed=failed)
+        self._leave()
+
+    def _leave(self) -> None:
+        if isinstance(self.model, ShardedModel):
+            self.model.sharding.leave()
+
+
+def _require_shardable(
+    algorithm: Algorithm[Any], optimizer: Any, reduction: Reduction, scaler: Any
+) -> None:
+    """Refuse what cannot train a `ShardedModel`. Local.
+
+    Raises:
+        UserError: naming the unsuited argument.
+    """
+    if algorithm.asynchronous:
+        raise UserError(
+            f"algorithm={type(algorithm).__name__} must not be given with a ShardedModel: servers "
+            "would mix the shards of different ranks"
+        )
+    if reduction != "mean":
+        raise UserError(
+            f"reduction={reduction!r} must be 'mean' with a ShardedModel: FSDP averages gradients "
+            "over the ranks that share a model"
+        )
+    if scaler is not None:
+        raise UserError(
+            "scaler must not be given with a ShardedModel: use FSDP's MixedPrecisionPolicy with "
+            "bfloat16, which needs no scaler"
+        )
+    for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+        if type(one).__name__ in NOT_ELEMENTWISE:
+            raise UserError(
+                f"optimizer {type(one).__name__} needs whole matrices, and a rank of a "
+                "ShardedModel has parts of them: use an optimizer of single values, such as AdamW"
+            )

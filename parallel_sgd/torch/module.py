@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..parameters import Parameters
 from .arrays import as_array, as_tensor, checksum_of
 from .refusals import require_dense, require_equal, require_plain
+from .sharded_model import ShardedModel
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -244,6 +245,14 @@ class FlatModule:
         """Set all gradients to None. Local."""
         for p in self.tensors.values():
             p.grad = None
+
+    def norm(self, vector: torch.Tensor) -> float:
+        """Return the norm of a vector of the parameters' layout. Local; for a `ShardedModel` the
+        norm over all its shards, collective over the ranks of the host.
+        """
+        if isinstance(self.module, ShardedModel):
+            return self.module.sharding.norm(vector)
+        return float(torch.linalg.vector_norm(vector))
 
     def views_of(self, vector: Array) -> list[torch.Tensor]:
         """Return a vector of the parameters' layout as tensors, one per parameter. Local."""

@@ -52,8 +52,9 @@ def require_plain(module: Any) -> None:
             base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in kind.__mro__
         ):
             raise UserError(
-                "model is sharded by FSDP, so each rank holds a part: parallel_sgd trains models "
-                "of which every rank holds all parameters"
+                "model is sharded by FSDP, so each rank holds a part: give "
+                "psgd.torch.ShardedModel(model) for a model sharded by fully_shard inside each "
+                "host; otherwise every rank must hold all parameters"
             )
 
 

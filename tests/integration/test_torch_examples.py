@@ -19,7 +19,7 @@ from jobs import ROOT, executed, finished
 
 ALONE, PARALLEL = ROOT / "examples" / "torch_alone.py", ROOT / "train_torch.py"
 LANGUAGE, DDP = ROOT / "examples" / "torch_language.py", ROOT / "examples" / "torch_ddp_hook.py"
-LSTM = ROOT / "examples" / "torch_lstm.py"
+LSTM, FSDP = (ROOT / "examples" / f"torch_{name}.py" for name in ("lstm", "fsdp"))
 RANKS = 2
 EPOCH = re.compile(r"^epoch (\d): test accuracy (\d+\.\d\d)%, loss (\d\.\d{4})$", re.MULTILINE)
 SCORES = re.compile(r"^(\d) test loss (\d\.\d{4}), accuracy (\d+\.\d\d)%$", re.MULTILINE)
@@ -237,6 +237,19 @@ def test_lstm_learns_from_lines_of_uneven_lengths(started_once: Started) -> None
     (_, first, _), (_, second, accuracy) = SCORES.findall(started_once[1]["lstm"])
     assert float(second) < float(first) < 3.3
     assert float(second) < 2.9 and float(accuracy) > 25
+
+
+@pytest.mark.any_mpi
+def test_sharded_under_torchrun(folder: Path) -> None:
+    """Two ranks to a host, which need no MPI; untrained, bytes have a loss of 5.5 nats."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    small = ["--data", text_in(folder), "--shards", "2", "--width", "16", "--steps", "25"]
+    code, output = executed([*torchrun, str(FSDP), *small, "--lr", "0.01"])
+    assert code == 0, output
+    said = r"^25 steps: test loss (\d\.\d{4}) nats a byte, ([\d,]+) bytes sent by rank 0"
+    ((loss, sent),) = re.findall(said, output, re.MULTILINE)
+    assert float(loss) < 3.5
+    assert 0 < int(sent.replace(",", "")) < 20_000  # two exchanges of half the model at 4 bits
 
 
 @pytest.mark.any_mpi

@@ -37,6 +37,19 @@ def test_problems_are_told_on_all_ranks(on_ranks, problem, message):
     assert told == message(size)
 
 
+def test_a_part_finds_problems_of_all_ranks(on_ranks):
+    """Of equal parts that agree together: sums are of the part, problems of all parts."""
+
+    def body(comm):
+        with comm.split(comm.rank % 2 if comm.size % 2 == 0 else comm.rank) as part:
+            part.wider = comm
+            assert part.agree(None, 3) == 3 * part.size
+            part.agree("no data" if last(comm) else None)
+
+    told, size = errors_of(on_ranks, body)
+    assert told == f"no data (on rank {size - 1})"
+
+
 @pytest.mark.parametrize(
     ("usual", "other", "fact", "values"),
     [

@@ -443,7 +443,7 @@ NOT_CALLED = {
     *("CommunicatorView", "FeedView", "Format", "LearnerView", "LibSVM", "MinibatchSource"),
     *("Padded", "Sequences", "SparseRows", "Task", "ends", "with_next", "BinaryCrossEntropy"),
     *("Classifier", "CrossEntropy", "Loss", "Model", "Rows", "SquaredError", "use_gpu"),
-    *("CSVTable", "HookState", "MinibatchSampler", "Standardization"),
+    *("CSVTable", "HookState", "MinibatchSampler", "ShardedModel", "Standardization"),
 }
 
 
