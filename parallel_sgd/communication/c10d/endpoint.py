@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
+from ..liveness.finish import ON_ITS_WAY_S
 from ..liveness.watchdog import Watchdog
 from .mesh import ENDPOINT, Mesh
 from .messages import bytes_of
@@ -27,6 +29,7 @@ class MeshEndpoint(Endpoint):
         self.rank, self.peers, self.timeout_s = mesh.rank, tuple(peers), watched.timeout_s
         self._mesh, self._watched = mesh, watched
         self._awaited: tuple[str, int] | None = None  #: name of the present wait, and its peer
+        self._finished_since = 0.0  #: when this wait found its peer finished
         send, receive = send_and_receive_tags(serving)
         self._out, self._out_body = (ENDPOINT, send), (ENDPOINT, send + 1)
         self._in, self._in_body = (ENDPOINT, receive), (ENDPOINT, receive + 1)
@@ -51,15 +54,19 @@ class MeshEndpoint(Endpoint):
 
         Raises:
             PeerFailure: a rank has failed.
-            UserError: the awaited peer has finished.
+            UserError: the awaited peer has finished, `ON_ITS_WAY_S` ago. Until then another thread
+                of this rank may be handling its last message.
         """
         self._mesh.drive()
-        if self._arrived:
-            return
         name, peer = self._awaited or ("messages", None)
-        self._mesh.require_no_failure(name)
+        problem = self._mesh.failure(name)
+        if problem is not None and not self._arrived:
+            raise problem
         if peer in self._mesh.finished:
-            self._mesh.require_connected(ENDPOINT, name)
+            now = time.monotonic()
+            self._finished_since = self._finished_since or now
+            if now - self._finished_since > ON_ITS_WAY_S:
+                self._mesh.require_unfinished(peer, name)
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         return _Received(self, peer, body)
@@ -92,7 +99,7 @@ class MeshEndpoint(Endpoint):
 
     @contextmanager
     def watched(self, name: str, peer: int) -> Iterator[None]:
-        self._awaited = name, peer
+        self._awaited, self._finished_since = (name, peer), 0.0
         try:
             with self._watched(name, peer=self._mesh.world_ranks[peer]):
                 yield

@@ -232,15 +232,19 @@ class Mesh:
             if peer.awaits(channel):
                 raise self._ended(peer, name)
 
-    def require_no_failure(self, name: str) -> None:
-        """Check that no rank has failed.
+    def failure(self, name: str) -> UserError | None:
+        """Return the error of a failed rank, or None if no rank has failed.
 
-        Raises:
-            PeerFailure: a rank has failed.
+        Args:
+            name: of the wait, for the error text.
         """
-        for peer in self._lost:
-            if not peer.finished:
-                raise self._ended(peer, name)
+        failed = [peer for peer in self._lost if not peer.finished]
+        return self._ended(failed[0], name) if failed else None
+
+    def require_unfinished(self, peer: int, name: str) -> None:
+        """Raise a UserError if a rank has finished."""
+        if self._peers[peer].finished:
+            raise self._ended(self._peers[peer], name)
 
     @property
     def finished(self) -> list[int]:
