@@ -168,8 +168,9 @@ class Conversation:
                 return error
 
     def _header_of(self, rank: int) -> Header | None:
-        for sender, header in self._endpoint.arrivals():
-            self._headers[sender] = header
+        if rank not in self._headers:  # else its server may have finished since
+            for sender, header in self._endpoint.arrivals():
+                self._headers[sender] = header
         if rank not in self._headers:
             self._check(rank)
             return None
