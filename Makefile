@@ -30,6 +30,8 @@ RANKS := 1 2 3 4
 WORLDS := $(filter-out test-openmpi-1 test-mpich-4,\
 	$(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS))))
 
+TORCH_WORLDS := $(RANKS:%=test-torchrun-%)
+
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
-.PHONY: convergence-compression convergence-torch $(WORLDS)
+.PHONY: convergence-compression convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-python test-trainers
 .DELETE_ON_ERROR:
 
@@ -48,7 +50,7 @@ train: .venv/mpich/installed
 
 # What each target prints is kept together.
 AT_ONCE = $(MAKE) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) --jobs=
-ONE_RANK := $(filter %-1,$(WORLDS))
+ONE_RANK := $(filter %-1,$(WORLDS) $(TORCH_WORLDS))
 
 # First what compiles the kernels: a job of the other tests has no time for that. Then three at a time
 # on two cores, the longest first: tests that start jobs mostly wait, the others keep a core busy.
@@ -57,7 +59,7 @@ test: $(ENVIRONMENTS:%=.venv/%/installed)
 	$(AT_ONCE)2 test-compiling test-docs lint
 	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
 		test-trainers test-processes $(ONE_RANK)
-	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
+	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS) $(TORCH_WORLDS))
 
 lint: .venv/mpich/installed
 	.venv/mpich/bin/ruff check .
@@ -226,6 +228,16 @@ $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
 test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
 		.venv/$*/bin/python -m pytest -q $(SELECTED) tests/integration
+
+# Ranks without MPI run what ranks send each other; four of them what depends on their number.
+TORCHRUN = OMP_NUM_THREADS=1 .venv/torch/bin/python -m torch.distributed.run --standalone --nproc-per-node $(1)
+MESSAGES = $(shell grep -lE 'mark\.messages' tests/parallel/test_*.py)
+test-torchrun-4: MESSAGES = $(addprefix tests/parallel/test_,\
+	collectives.py endpoint.py exchange.py overlap.py transports.py)
+
+$(TORCH_WORLDS): test-torchrun-%: .venv/torch/installed
+	$(call TORCHRUN,$*) -m pytest --with-torch -q -p no:cacheprovider \
+		-m "messages and not few_ranks" $(MESSAGES)
 
 # Without MPI.
 test-trainers: .venv/torch/installed

@@ -111,7 +111,7 @@ def phase(item: pytest.Item) -> Any:
         item.nodeid,
         float(item.config.getini("limit_s")),
         item.config.stash[REAL_STDERR],
-        world=item.config.getoption("with_mpi", False),
+        world=any(item.config.getoption(name, False) for name in ("with_mpi", "with_torch")),
     )
 
 

@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         "--with",
         choices=(MPIEXEC, TORCHRUN),
         help="start the ranks by MPI's mpiexec (the default), or by PyTorch's torchrun, which "
-        "needs no MPI: on this host alone, without --servers, --survive and --spares",
+        "needs no MPI: on this host alone, without --survive and --spares",
     )
     add(
         "--servers",

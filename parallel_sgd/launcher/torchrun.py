@@ -18,7 +18,7 @@ from .reachable_hosts import Hosts
 _TORCHRUN = Path(__file__).with_name("quiet_torchrun.py")
 
 #: Options of `parallel-sgd run` for ranks of MPI alone.
-_NEED_MPI = ("servers", "survive", "spares", "mpiexec", "mpiexec_options")
+_NEED_MPI = ("survive", "spares", "mpiexec", "mpiexec_options")
 
 
 def torchrun_command(request: Request) -> tuple[str, ...]:

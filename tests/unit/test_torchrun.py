@@ -30,8 +30,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_command_and_environment(script: str) -> None:
-    options = ["--with", "torchrun", "-n", "3", "--wait-timeout-s", "30", "--restarts", "2"]
-    request = parse([*options, script, "--lr", "1"])
+    options = "--with torchrun -n 3 --wait-timeout-s 30 --restarts 2 --servers 0"
+    request = parse([*options.split(), script, "--lr", "1"])
     launch = plan_torchrun(request, {"MKL_NUM_THREADS": "7"}, cores=8)
     python, safe, torchrun, *words = launch.command
     assert (python, safe, Path(torchrun).name) == (sys.executable, "-P", "quiet_torchrun.py")
@@ -44,6 +44,7 @@ def test_command_and_environment(script: str) -> None:
     assert launch.environ["OMP_NUM_THREADS"] == "2" and "MKL_NUM_THREADS" not in launch.environ
     assert launch.environ["PARALLEL_SGD_WAIT_TIMEOUT_S"] == "30.0"
     assert launch.environ["PARALLEL_SGD_RESTART"] == "0"
+    assert launch.environ["PARALLEL_SGD_SERVERS"] == "0"
 
 
 def test_cores_of_a_batch_job_are_shared(script: str) -> None:
@@ -71,8 +72,6 @@ def test_its_ranks_know_their_number() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ("--servers 1", "--servers"),
-        ("--servers 0", "--servers"),
         ("--survive", "--survive"),
         ("--survive --spares 1", "--survive"),
         ("--mpiexec /bin/true", "--mpiexec"),
