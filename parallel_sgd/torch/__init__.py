@@ -1,6 +1,7 @@
 """Training of PyTorch models on MPI ranks: every algorithm, for your own model and loop."""
 
 from . import plain_tensors  # noqa: F401  (checkpoints can hold tensors)
+from .ddp.compress import compress
 from .ddp.hook import hook, hook_state
 from .ddp.state import HookState
 from .learner import Learner
@@ -16,6 +17,7 @@ __all__ = [
     "MinibatchSampler",
     "Objective",
     "ShardedModel",
+    "compress",
     "hook",
     "hook_state",
     "init_process_group",

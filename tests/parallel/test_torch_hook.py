@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import Linear, Sequential
 
 from parallel_sgd import Communicator, UserError, simulate
@@ -433,6 +434,22 @@ def test_names_do_not_show_what_was_compiled(comm):
         values = torch.zeros(sum(p.numel() for p in layers.parameters()))
         state.begin(Bucket(0, True, [*layers.parameters()], values))
         assert {*residuals_of(state)} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_a_process_group_with_another_order_of_ranks(on_ranks, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+
+    def body(comm):
+        if comm.size > 1:
+            with pytest.raises(SharedError, match="rank 1 of comm is rank 0 of DDP's process"):
+                hook_state(comm)
+            return
+        hook_state(comm).close()
+
+    size = on_ranks(lambda comm: comm.size)[0]
+    monkeypatch.setattr(dist, "get_world_size", lambda group: size)
+    on_ranks(body)
 
 
 def test_what_is_refused_without_a_communicator_or_a_state():

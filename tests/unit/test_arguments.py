@@ -149,6 +149,10 @@ def hooked(state: Any) -> Any:
     return door.hook(state, None)  # type: ignore[arg-type]
 
 
+def compressed(ddp: Any) -> Any:
+    return door.compress(ddp, gradient_bits=4)
+
+
 def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """By name: what is called, and with what."""
     checkpoints = folder / "checkpoints"
@@ -406,6 +410,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             },
         ),
         "torch.sampler.epochs": (epochs, {"count": 1}),
+        "torch.compress": (compressed, {"ddp": torch.nn.Linear(4, 3)}),
         "torch.hook_state": (
             door.hook_state,
             {
@@ -452,7 +457,7 @@ FAIL = {
     *("fashion_mnist", "cifar10", "cifar100", "CifarFile", "ImageFolder", "image_folders"),
     *("load_idx", "load_idx_pair", "load_parquet", "load_arrow", "arrow_parts", "parquet_parts"),
     *("csv_parts", "npz_parts"),
-    *("torch.hook", "torch.init_process_group"),
+    *("torch.compress", "torch.hook", "torch.init_process_group"),
 }
 """What is called in vain, with whatever arguments."""
 

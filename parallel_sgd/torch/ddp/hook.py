@@ -171,7 +171,7 @@ def checked_parameters(
     named = {
         name.replace(COMPILED, ""): p
         for name, p in module.named_parameters()
-        if p.requires_grad and name not in ignored
+        if p.requires_grad and (name if "." in name else f".{name}") not in ignored  # as DDP
     }
     options.bits_of.require_matches("bits_of", {name: p.numel() for name, p in named.items()})
     for name, parameter in named.items():

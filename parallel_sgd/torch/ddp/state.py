@@ -40,7 +40,7 @@ class HookState:
     Attributes:
         steps: iterations with summed buckets: the clock of a schedule of bits.
 
-    Made by `hook_state`, for a single DDP module.
+    Made by `compress` or `hook_state`, for a single DDP module.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """DistributedDataParallel with gradients of a few bits: one line more than PyTorch's own.
 
-parallel-sgd run -n 4 examples/torch_ddp_hook.py
+torchrun --nproc-per-node 4 examples/torch_ddp.py
+parallel-sgd run -n 4 examples/torch_ddp.py
 """
 
 import argparse
@@ -22,14 +23,15 @@ parser.add_argument("--minibatch", type=int, default=64, help="of each rank")
 parser.add_argument("--lr", type=float, default=0.1)
 options = parser.parse_args()
 
-comm = psgd.Communicator.world()
-psgd.torch.init_process_group(comm)  # in place of dist.init_process_group("gloo")
+if dist.is_torchelastic_launched():  # by torchrun
+    dist.init_process_group("gloo")
+else:  # by mpiexec
+    psgd.torch.init_process_group(psgd.Communicator.world())
 
 torch.manual_seed(0)
 train, test = psgd.data.fashion_mnist(options.data)
 model = DistributedDataParallel(ResNet())
-state = psgd.torch.hook_state(comm, gradient_bits=options.gradient_bits)
-model.register_comm_hook(state, psgd.torch.hook)  # the line: DDP's exchange becomes ours
+handle = psgd.torch.compress(model, gradient_bits=options.gradient_bits)  # the line
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
 sampler = DistributedSampler(train)
 loader = DataLoader(train, options.minibatch, sampler=sampler)
@@ -41,7 +43,9 @@ for epoch in range(1, options.epochs + 1):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    comm.print(f"epoch {epoch}: loss of rank 0 {loss:.4f}, bytes sent {state.bytes_sent:,}")
+    if dist.get_rank() == 0:
+        sent = handle.report()["bytes_per_value"]
+        print(f"epoch {epoch}: loss of rank 0 {loss:.4f}, {sent:.3f} bytes sent per value")
 
-state.close()
+handle.close()
 dist.destroy_process_group()
