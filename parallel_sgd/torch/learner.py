@@ -13,6 +13,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..errors import UserError
 from ..optimizers import Optimizer
+from ..state import Cause
 from ..training import Learner as ArrayLearner
 from ..training.arguments import Options, require_communicator
 from ..training.consistency import EVERY
@@ -303,6 +304,17 @@ class Learner(ArrayLearner):
         """
         with on_default_stream(self.adapter.module.device):
             super().finish()
+
+    def state_replaced(self, cause: Cause) -> None:
+        """See `parallel_sgd.Learner.state_replaced`. Collective, too, with a `ShardedModel`.
+
+        Raises:
+            SharedError: on all ranks: they have loaded shards of different steps.
+        """
+        super().state_replaced(cause)
+        if isinstance(self.model, ShardedModel):
+            ranks = self.model.sharding.ranks
+            ranks.require_agreement({"samples of the loaded checkpoint": self.samples})
 
     def _close(self, *, failed: bool) -> None:
         super()._close(failed=failed)

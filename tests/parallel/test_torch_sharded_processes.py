@@ -358,8 +358,9 @@ def test_checkpoint_continues_bit_for_bit(comm, mesh, tmp_path):
     folder = shared / f"shard-{mesh.get_local_rank()}"
     with learner_of(sharded(net(), mesh)) as learner:
         take(learner, range(3))
-        with psgd.Checkpoints(folder) as checkpoints:
+        with psgd.Checkpoints(folder, keep=2) as checkpoints:
             checkpoints.save(learner)
+            first = checkpoints.wait()
         if comm.rank < SHARDS:  # the model of one host, for any other program
             whole_model = {"model": learner.model.module.state_dict()}
             dcp.save(whole_model, checkpoint_id=shared / "model", process_group=mesh.get_group())
@@ -367,8 +368,12 @@ def test_checkpoint_continues_bit_for_bit(comm, mesh, tmp_path):
         saved = whole(learner.model)
         take(learner, range(3, 6))
         expected = whole(learner.model)
+        with psgd.Checkpoints(folder, keep=2) as checkpoints:
+            checkpoints.save(learner)
     with learner_of(sharded(net(7), mesh)) as learner:
-        psgd.load_checkpoint(learner, folder)
+        with pytest.raises(SharedError, match="samples of the loaded checkpoint must be the same"):
+            psgd.load_checkpoint(learner, first if comm.rank % SHARDS else folder)
+        psgd.load_checkpoint(learner, first)
         assert all(torch.equal(p, saved[n]) for n, p in whole(learner.model).items())
         take(learner, range(3, 6))
         assert all(torch.equal(p, expected[n]) for n, p in whole(learner.model).items())
