@@ -16,7 +16,7 @@ class Contender:
     """
     Attributes:
         algorithm: ours; None for PyTorch.
-        hook: of DDP, by name; "exchange" is our hook.
+        hook: of DDP, by name; "exchange" is our hook over MPI, "compress" without MPI.
         options: of the hook.
         period: minibatches after which all ranks have the same model again; 0: never. Ranks without
             communication are the limit for all more contenders.
@@ -35,7 +35,7 @@ class Contender:
 
     @property
     def ours(self) -> bool:
-        return self.algorithm is not None or self.hook == "exchange"
+        return self.algorithm is not None or self.hook in ("exchange", "compress")
 
 
 #: In the order of tables. A new algorithm of ours is one more line, and so is a hook.
@@ -53,7 +53,11 @@ CONTENDERS = {
     ),
     "PowerSGD rank 4": Contender(PowerSGD(rank=4)),
     "our hook, 32 bit": Contender(hook="exchange", learns_as="32 bit", modules=True),
+    "our hook, 4 bit": Contender(hook="exchange", options={"gradient_bits": 4}, modules=True),
     "our hook, 1 bit": Contender(hook="exchange", options={"gradient_bits": 1}, modules=True),
+    "compress, 32 bit": Contender(hook="compress", learns_as="32 bit", modules=True),
+    "compress, 4 bit": Contender(hook="compress", options={"gradient_bits": 4}, modules=True),
+    "compress, 1 bit": Contender(hook="compress", options={"gradient_bits": 1}, modules=True),
     "no exchange": Contender(DataParallelSGD(), period=0),
     "DDP": Contender(learns_as="32 bit"),
     "DDP, its defaults": Contender(learns_as="32 bit", modules=True, in_buckets=False),

@@ -20,7 +20,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from parallel_sgd import Algorithm, Communicator
-from parallel_sgd.torch import HookState, Learner, hook, hook_state
+from parallel_sgd.torch import HookState, Learner, compress, hook, hook_state
 
 from .contenders import CONTENDERS, PERIOD
 from .modules import loss_of, module_of, optimizer_of, values_of
@@ -62,6 +62,8 @@ class DDP:
         if name == "exchange":
             self.state = hook_state(comm, module=self.forward, **options)
             register(self.state, hook)
+        elif name == "compress":
+            self.state = compress(self.forward, **options)
         elif name == "fp16":
             register(None, default_hooks.fp16_compress_hook)
         elif name == "power":
