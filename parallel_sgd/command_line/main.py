@@ -16,7 +16,7 @@ from ..version import __version__
 #: The module of each command, relative to this package, and the command's purpose. The module's
 #: `main(argv)` returns the exit code.
 COMMANDS = {
-    "run": ("..launcher.run", "start a Python script on N ranks, with the mpiexec that fits"),
+    "run": ("..launcher.run", "start a Python script on N ranks, by mpiexec or torchrun"),
     "train": (".train", "train a model on data, on one rank or many"),
     "predict": (".predict", "write the predictions of a run's model, as CSV"),
     "simulate": (".simulate", "train on N ranks that are threads of one process, without MPI"),
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="parallel-sgd",
         usage="parallel-sgd COMMAND [argument ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Parallel stochastic gradient descent: data-parallel training over MPI.",
+        description="Parallel stochastic gradient descent: data-parallel training on many ranks.",
         epilog=f"commands:\n{commands}\n\n`parallel-sgd COMMAND --help` shows the options of a "
         "command.",
     )
