@@ -34,7 +34,7 @@ MODULES = (
 CONTENTS = {
     "Begin": (
         *("tutorial", "choosing", "using", "training", "data", "launching"),
-        *("restarts", "rank_failures", "hangs", "pytorch", "parameter_servers"),
+        *("restarts", "rank_failures", "hangs", "pytorch", "trainers/*", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm", "../CONTRIBUTING"),

@@ -420,6 +420,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "torch.HookState.load_state_dict": (load_state, {"state": hook_state.state_dict()}),
         "torch.hook": (hooked, {"state": hook_state}),
+        "torch.GatheredState": (door.GatheredState, {"handle": hook_state}),
         "torch.init_process_group": (grouped, {"comm": COMM}),
         "check_algorithm": (
             check_algorithm,

@@ -83,7 +83,7 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"adapter"},
         {"learner"},
         {"objective"},
-        {"tasks"},
+        {"tasks", "trainers"},
     ],
     "launcher": [],
     "command_line": [{"train", "cluster", "doctor"}, {"predict", "simulate"}],
@@ -121,6 +121,10 @@ OWNERS = {
     "torch": {"communication", "launcher", "torch"},
     "PIL": {"data"},
     "pyarrow": {"data"},
+    "accelerate": {"torch"},
+    "lightning": {"torch"},
+    "pytorch_lightning": {"torch"},
+    "transformers": {"torch"},
 }
 
 

@@ -102,6 +102,11 @@ class HookState:
         return job.future
 
     @property
+    def comm(self) -> Communicator:
+        """The ranks, for use between steps."""
+        return self._comm
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes sent by this rank so far. Local."""
         return self._buckets.bytes_sent

@@ -1,0 +1,1 @@
+"""Compressed gradients in the trainers of other packages: imported only by those who use them."""

@@ -1,0 +1,61 @@
+"""The trainers of other packages, on the two ranks of torchrun or MPI, which all run these tests:
+
+torchrun --standalone --nproc-per-node 2 -m pytest -x tests/trainers
+parallel-sgd run -n 2 -m pytest -x tests/trainers
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("two_ranks")
+
+import torch.distributed as dist  # noqa: E402
+from two_ranks import RANKS, everywhere  # noqa: E402
+
+import parallel_sgd as psgd  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks() -> Iterator[None]:
+    """Two ranks, with a process group. Trainers find torchrun's ranks by themselves, and MPI's by
+    init_process_group."""
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if under_torchrun:
+        dist.init_process_group("gloo")
+    else:
+        comm = psgd.Communicator.world()
+        if comm.size == RANKS:
+            psgd.torch.init_process_group(comm)
+    if not dist.is_initialized() or dist.get_world_size() != RANKS:
+        pytest.skip(f"these tests run on {RANKS} ranks")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def rank() -> int:
+    return dist.get_rank()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, the same for all ranks."""
+    common = Path(everywhere(str(tmp_path))[0])
+    common.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    monkeypatch.chdir(common)
+    return common
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Packages that are not ours warn as they like."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("default"))
