@@ -172,8 +172,16 @@ def cupy(gpu: Gpu, bus_id: Callable[[int], str] = lambda device: "0000:01:00.0")
 
             return Device()
 
-        def get(self) -> Any:
-            return np.array(self)
+        def get(self, stream: Stream | None = None, out: Any = None) -> Any:
+            if out is None:
+                return np.array(self)
+            assert stream and (out.size, out.dtype) == (self.size, self.dtype)
+            self.data.copy_to_host_async(out.ctypes.data, self.nbytes, stream)
+            return out
+
+        def set(self, array: Any) -> None:
+            assert (array.size, array.dtype) == (self.size, self.dtype)
+            self.data.copy_from_host_async(array.ctypes.data, self.nbytes, gpu.current())
 
     def alloc_pinned_memory(nbytes: int) -> Any:
         kept = np.full(nbytes + 100, RUBBISH, np.uint8).view(Pinned)  # a pool gives more

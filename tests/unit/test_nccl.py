@@ -1,20 +1,15 @@
 """NCCL's transport on a stand-in for CuPy and NCCL: what it sums, and what it refuses.
 
-Ranks are threads. The stand-in's collectives run in the GPU's late streams, when all ranks have
-come to them, and add in another order than ours; it refuses calls that differ between ranks.
+Ranks are threads.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-import fake_cupy
 import numpy as np
 import pytest
+from fake_nccl import Machine, NcclError, fake_nccl
 
 from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.algorithms import ExchangeState
@@ -24,125 +19,7 @@ from parallel_sgd.errors import SharedError
 from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets, start_nccl
 
 BLOCK = 32
-SHAPES = {"W": (20, 37), "b": (37,), "V": (300,)}
 HOSTS = "aabb"
-
-
-class NcclError(RuntimeError):
-    pass
-
-
-class Meeting:
-    """What the ranks of one communicator have been asked to do, call by call."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.calls: dict[int, dict[int, tuple[Any, ...]]] = {}
-        self.error: str | None = None
-
-    def arrive(self, number: int, rank: int, size: int, call: tuple[Any, ...]) -> bool:
-        """Whether all ranks are here; the last one to come does the work of all."""
-        with self.lock:
-            calls = self.calls.setdefault(number, {})
-            if rank not in calls:
-                calls[rank] = call
-                if len(calls) == size:
-                    self.work([calls[k] for k in range(size)])
-            return len(calls) == size
-
-    def work(self, calls: list[tuple[Any, ...]]) -> None:
-        kinds = {(name, count, dtype, root) for name, _, count, dtype, root in calls}
-        if len(kinds) > 1:
-            self.error = f"ranks called differently: {kinds}"
-            return
-        ((name, count, dtype, root),) = kinds
-        places = [fake_cupy.at(at, count * dtype.itemsize).view(dtype) for _, at, *_ in calls]
-        result = sum(place.copy() for place in reversed(places)) if name == "sum" else places[root]
-        for place in places:
-            place[...] = result
-
-
-def fake_nccl(gpu: fake_cupy.Gpu, *, dies: Callable[[int], bool] = lambda rank: False) -> Any:
-    """The module that takes NCCL's place.
-
-    Args:
-        dies: whether a rank never comes to a collective.
-    """
-    meetings: dict[Any, Meeting] = {}
-    streams = lambda address: next(s for s in gpu.streams if s.ptr == address)  # noqa: E731
-
-    class NcclCommunicator:
-        def __init__(self, size: int, identity: Any, rank: int) -> None:
-            self.meeting = meetings.setdefault(identity, Meeting())
-            self.size, self.rank, self.calls, self.aborted = size, rank, 0, False
-
-        def allReduce(
-            self, source: int, to: int, count: int, kind: Any, add: str, stream: int
-        ) -> None:
-            assert source == to and add == "NCCL_SUM"
-            self.enqueue(stream, ("sum", to, count, kind, None))
-
-        def broadcast(
-            self, source: int, to: int, count: int, kind: Any, root: int, stream: int
-        ) -> None:
-            assert source == to and 0 <= root < self.size
-            self.enqueue(stream, ("broadcast", to, count, kind, root))
-
-        def enqueue(self, stream: int, call: tuple[Any, ...]) -> None:
-            number, self.calls = self.calls, self.calls + 1
-            if dies(self.rank):
-                streams(stream).operations.append(lambda: False)
-            operation = lambda: self.meeting.arrive(number, self.rank, self.size, call)  # noqa: E731
-            streams(stream).operations.append(operation)
-
-        def check_async_error(self) -> None:
-            if self.meeting.error:
-                raise NcclError(self.meeting.error)
-
-        def abort(self) -> None:
-            module.aborted.append(self.rank)
-
-        def destroy(self) -> None:
-            module.destroyed.append(self.rank)
-
-    module: Any = ModuleType("cupy.cuda.nccl")
-    identities = iter(range(100))
-    module.aborted, module.destroyed, module.meetings = [], [], meetings
-    module.available, module.NcclError, module.NCCL_SUM = True, NcclError, "NCCL_SUM"
-    module.NCCL_FLOAT32, module.NCCL_FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-    module.NCCL_UINT8 = np.dtype(np.uint8)
-    module.get_unique_id = lambda: next(identities)
-    module.groupStart = module.groupEnd = lambda: None
-    module.NcclCommunicator = NcclCommunicator
-    return module
-
-
-class Machine:
-    """A GPU for each rank of a few hosts; rank k has the GPU `buses[k]`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.gpu = fake_cupy.Gpu(seed=1)
-        self.rank, self.buses = threading.local(), [f"0000:0{k}:00.0" for k in range(8)]
-        self.cupy: Any = fake_cupy.cupy(self.gpu, lambda device: self.buses[self.rank.number])
-        self.nccl = fake_nccl(self.gpu)
-        fake_cupy.install(monkeypatch, self.cupy)
-        self._set = monkeypatch.setitem
-        self.use(self.nccl)
-
-    def use(self, nccl: Any) -> None:
-        self.nccl = nccl
-        self._set(sys.modules, "cupy.cuda.nccl", nccl)
-
-    def simulate(self, hosts: str, body: Callable[[Any], Any], timeout_s: float = 30) -> list[Any]:
-        def on_host(comm: Any) -> Any:
-            self.rank.number = comm.rank
-            comm._hosts = list(hosts)
-            return body(comm)
-
-        return simulate(len(hosts), on_host, timeout_s=timeout_s)
-
-    def zeros(self, dtype: Any = np.float32) -> Parameters:
-        return Parameters({n: self.cupy.zeros(s, dtype) for n, s in SHAPES.items()})
 
 
 @pytest.fixture

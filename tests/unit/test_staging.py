@@ -1,7 +1,8 @@
-"""Arrays of a GPU through MPI: nothing is sent, overwritten or read before its time.
+"""Arrays of a GPU through messages: nothing is sent, overwritten or read before its time.
 
-On a stand-in for CuPy (`fake_cupy`) whose streams are late, and a stand-in for MPI that reads and
-writes buffers at any time until a request has ended, as MPI may.
+On a stand-in for CuPy (`fake_cupy`) whose streams are late. Messages are those of a stand-in for
+MPI that reads and writes buffers at any time until a request has ended, as MPI may; and those of
+ranks without MPI, over pairs of sockets.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import contextlib
 import gc
 import random
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import fake_cupy
+import meshes
 import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, simulate
+from parallel_sgd.communication.c10d.mesh import MESSAGES
+from parallel_sgd.communication.c10d.messages import MeshMessages
+from parallel_sgd.communication.cuda.staged_messages import StagedMessages
 from parallel_sgd.communication.liveness.finish import CollectiveCounter
 from parallel_sgd.communication.mpi import messages as mpi_messages
 from parallel_sgd.compression import codec_for
@@ -86,29 +92,41 @@ class World:
 
     def __init__(self, monkeypatch: Any, seed: int) -> None:
         self.gpu, self.network = fake_cupy.Gpu(seed), Network(seed)
+        self.meshes = meshes.meshes(4)
         self.cupy: Any = fake_cupy.cupy(self.gpu)
         monkeypatch.setattr(mpi_messages, "MPI", SimpleNamespace(Request=Request))
         fake_cupy.install(monkeypatch, self.cupy)
 
-    def messages(self, rank: int, *, cuda_aware: bool) -> mpi_messages.MpiMessages:
+    def messages(self, rank: int, way: str = "staged") -> StagedMessages:
+        watched: Any = lambda name, calls=None, awaited=None: contextlib.nullcontext()  # noqa: E731
+        if way == "tcp":
+            return MeshMessages(self.meshes[rank], watched)
         comm: Any = Comm(self.network, rank)
-        watched: Any = lambda name, calls: contextlib.nullcontext()  # noqa: E731
         calls = CollectiveCounter("world", (0, 1))
-        return mpi_messages.MpiMessages(comm, watched, calls, cuda_aware=cuda_aware)
+        return mpi_messages.MpiMessages(comm, watched, calls, cuda_aware=way == "cuda-aware")
+
+    def forget_receives(self) -> None:
+        self.network.receives.clear()
+        for mesh in self.meshes:
+            mesh.cancel(0, (MESSAGES, 8))
 
     def array(self, value: float) -> Any:
         return self.cupy.asarray(np.full(N, value, np.float32))
 
 
 @pytest.fixture(params=range(5), ids="order {}".format)
-def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch, request.param)
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(monkeypatch, request.param)
+    yield world
+    for mesh in world.meshes:
+        mesh.close()
 
 
-both_ways = pytest.mark.parametrize("cuda_aware", [False, True], ids=["staged", "cuda-aware"])
+every_way = pytest.mark.parametrize("way", ["staged", "cuda-aware", "tcp"])
+through_the_host = pytest.mark.parametrize("way", ["staged", "tcp"])
 
 
-def finish(*messages: mpi_messages.MpiMessages) -> None:
+def finish(*messages: StagedMessages) -> None:
     for _ in range(10_000):
         if not any(side.under_way for side in messages):
             return
@@ -117,9 +135,9 @@ def finish(*messages: mpi_messages.MpiMessages) -> None:
     raise AssertionError("messages never end")
 
 
-@both_ways
-def test_what_is_sent_is_what_the_stream_has_made_of_it(world: World, cuda_aware: bool) -> None:
-    one, other = (world.messages(rank, cuda_aware=cuda_aware) for rank in range(2))
+@every_way
+def test_what_is_sent_is_what_the_stream_has_made_of_it(world: World, way: str) -> None:
+    one, other = (world.messages(rank, way) for rank in range(2))
     sent, came = world.array(0), world.array(-1)
     other.receive(came, 0, 7, lambda: None)
     with world.gpu.late_stream() as stream:
@@ -131,9 +149,9 @@ def test_what_is_sent_is_what_the_stream_has_made_of_it(world: World, cuda_aware
     assert (sent == 6).all()
 
 
-@both_ways
-def test_an_array_is_left_alone_until_its_stream_is_done(world: World, cuda_aware: bool) -> None:
-    one, other = (world.messages(rank, cuda_aware=cuda_aware) for rank in range(2))
+@every_way
+def test_an_array_is_left_alone_until_its_stream_is_done(world: World, way: str) -> None:
+    one, other = (world.messages(rank, way) for rank in range(2))
     came, copies, gate = world.array(3), [], [False]
     one.send(world.array(5), 1, 7, lambda: None)
     with world.gpu.late_stream() as stream:
@@ -150,15 +168,16 @@ def test_an_array_is_left_alone_until_its_stream_is_done(world: World, cuda_awar
     assert (copies[0] == 5).all()
 
 
-def test_an_array_for_several_ranks_is_copied_once(world: World) -> None:
-    one = world.messages(0, cuda_aware=False)
-    others = [world.messages(rank, cuda_aware=False) for rank in (1, 2, 3)]
+@through_the_host
+def test_an_array_for_several_ranks_is_copied_once(world: World, way: str) -> None:
+    one = world.messages(0, way)
+    others = [world.messages(rank, way) for rank in (1, 2, 3)]
     sent, came = world.array(5), [world.array(0) for _ in others]
     for rank, (other, array) in enumerate(zip(others, came, strict=True), 1):
         one.send(sent, rank, 7, lambda: None)
         other.receive(array, 0, 7, lambda: None)
     finish(one, *others)
-    assert [way for way, _ in world.gpu.copies].count("out") == 1
+    assert [where for where, _ in world.gpu.copies].count("out") == 1
     sent.fill(6)  # a new message
     again = world.array(0)
     one.send(sent, 1, 8, lambda: None)
@@ -168,9 +187,10 @@ def test_an_array_for_several_ranks_is_copied_once(world: World) -> None:
     assert (again == 6).all()
 
 
-def test_nothing_waits_for_the_gpu(world: World) -> None:
+@through_the_host
+def test_nothing_waits_for_the_gpu(world: World, way: str) -> None:
     """While a stream never gets on, every call returns."""
-    one = world.messages(0, cuda_aware=False)
+    one = world.messages(0, way)
     with world.gpu.late_stream() as stream:
         stream.operations.append(lambda: False)
         one.send(world.array(1), 1, 7, lambda: None)
@@ -180,10 +200,11 @@ def test_nothing_waits_for_the_gpu(world: World) -> None:
     assert world.network.sends == []
 
 
+@through_the_host
 @pytest.mark.parametrize("gone", [False, True], ids=["in use", "gone"])
-def test_pinned_memory_lives_until_it_has_been_read(world: World, gone: bool) -> None:
+def test_pinned_memory_lives_until_it_has_been_read(world: World, gone: bool, way: str) -> None:
     """Also when the messages are gone before the GPU has come so far."""
-    one, other = (world.messages(rank, cuda_aware=False) for rank in range(2))
+    one, other = (world.messages(rank, way) for rank in range(2))
     came, gate = world.array(0), [False]
     one.send(world.array(5), 1, 7, lambda: None)
     with world.gpu.late_stream() as stream:
@@ -195,14 +216,15 @@ def test_pinned_memory_lives_until_it_has_been_read(world: World, gone: bool) ->
     gate[0] = True
     if gone:
         del other
-        world.network.receives.clear()
+        world.forget_receives()
         gc.collect()
     stream.synchronize()
     assert (came == 5).all()
 
 
-def test_pinned_memory_is_given_back(world: World) -> None:
-    one, other = (world.messages(rank, cuda_aware=False) for rank in range(2))
+@through_the_host
+def test_pinned_memory_is_given_back(world: World, way: str) -> None:
+    one, other = (world.messages(rank, way) for rank in range(2))
     for tag in range(20):
         came = world.array(0)
         one.send(world.array(tag), 1, tag, lambda: None)
@@ -213,8 +235,9 @@ def test_pinned_memory_is_given_back(world: World) -> None:
     assert given_back.count(False) <= 2
 
 
-def test_a_failed_gpu_is_not_waited_for(world: World) -> None:
-    one = world.messages(0, cuda_aware=False)
+@through_the_host
+def test_a_failed_gpu_is_not_waited_for(world: World, way: str) -> None:
+    one = world.messages(0, way)
     one.send(world.array(1), 1, 7, lambda: None)
     world.gpu.failure = 700
     with pytest.raises(fake_cupy.Failed, match="CUDA error 700"):
@@ -222,7 +245,7 @@ def test_a_failed_gpu_is_not_waited_for(world: World) -> None:
 
 
 def test_numpy_arrays_go_as_they_are(world: World) -> None:
-    one, other = (world.messages(rank, cuda_aware=False) for rank in range(2))
+    one, other = (world.messages(rank) for rank in range(2))
     sent, came = np.arange(3.0), np.zeros(3)
     one.send(sent, 1, 7, lambda: None)
     other.receive(came, 0, 7, lambda: None)
@@ -232,7 +255,7 @@ def test_numpy_arrays_go_as_they_are(world: World) -> None:
     assert world.gpu.pinned == []
 
 
-@both_ways
+@every_way
 @pytest.mark.parametrize(("bits", "code"), [(32, "auto"), (1, "sign"), (1, "entropy")])
 @pytest.mark.parametrize("hosts", ["abc", "aab"])
 @pytest.mark.usefixtures("small_pieces")
@@ -241,7 +264,7 @@ def test_a_pipeline_has_numpys_bits(
     bits: int,
     code: str,
     hosts: str,
-    cuda_aware: bool,
+    way: str,
 ) -> None:
     world.network.exact = code != "entropy"
 
@@ -260,10 +283,10 @@ def test_a_pipeline_has_numpys_bits(
 
     def body(comm: Any) -> None:
         expected = sums(comm, Parameters({"x": np.zeros(N, np.float32)}), gpu=False)
-        comm.messages = lambda: world.messages(comm.rank, cuda_aware=cuda_aware)
+        comm.messages = lambda: world.messages(comm.rank, way)
         there = Parameters({"x": world.cupy.zeros(N, np.float32)})
         on_gpu = sums(comm, there, gpu=True)
         assert all(np.array_equal(a, b) for a, b in zip(expected, on_gpu, strict=True))
 
     simulate(3, body, timeout_s=30)
-    assert bool(world.gpu.copies) == (not cuda_aware)
+    assert bool(world.gpu.copies) == (way != "cuda-aware")

@@ -81,6 +81,7 @@ class C10dCommunicator(Communicator):
             self._send_receive("alltoall", receive, sent, received)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
+        array = array.reshape(-1)
         nothing: list[Array | None] = [None] * self.size
         from_root, is_root = list(nothing), self.rank == root
         with self.trace.collective():
@@ -203,7 +204,7 @@ class C10dCommunicator(Communicator):
             self._nccl_chosen = True
             with contextlib.suppress(SharedError):  # raised on all ranks: through host memory
                 require_gpus(like, self)
-                self._device = Nccl(self, like)
+                self._device = Nccl(self, like.view(np.uint8))
         return self._device
 
     def _exchange(
@@ -238,6 +239,8 @@ class C10dCommunicator(Communicator):
             left -= 1
 
         with self._waits(call):
+            for peer, early in mesh.unreceived(COLLECTIVES):
+                self._require_same_call(peer, early)
             for peer, room in received:
                 mesh.receive(room, peer, key, partial(done, peer, room))
             for peer, data in sent:

@@ -3,14 +3,16 @@
 Each rank listens, and all ranks learn all offers: addresses, a port and a token. A rank connects to
 the lower ranks, and accepts the higher ranks. Both sides of a connection prove their rank by a
 token, since the same address may belong to several machines (a bridge for containers), and any
-program may connect to a port.
+program may connect to a port. The calling rank then confirms: a caller that has given up does not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import platform
+import resource
 import secrets
 import socket
 import struct
@@ -32,6 +34,8 @@ CONNECT_TIMEOUT_S = 2.0  #: timeout of a connection to an address, and of each p
 _CONNECTED_S = 60.0  #: longest wait for all connections: all ranks begin together
 _TRIES_S = 0.05  #: pause before all addresses of a rank are tried again
 _HELLO = struct.Struct("=16sq")  #: the token of the called rank; the calling rank
+_CONFIRMED = b"+"  #: last byte of the calling rank, once the called rank has proven its rank
+_SPARE_FILES = 32  #: open files left to the program
 
 
 class Offer(NamedTuple):
@@ -62,11 +66,12 @@ class Listener:
     """
 
     def __init__(self) -> None:
+        addresses = _addresses()
         self._server = socket.create_server(("", 0), backlog=1024)
         port: int = self._server.getsockname()[1]
-        self.offer = Offer(_machine(), _addresses(), port, secrets.token_bytes(16))
+        self.offer = Offer(_machine(), addresses, port, secrets.token_bytes(16))
         self._accepted: dict[int, socket.socket] = {}
-        self._changed = threading.Condition()
+        self._changed, self._listens = threading.Condition(), True
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +79,9 @@ class Listener:
     def __exit__(
         self, kind: object, error: BaseException | None, frames: TracebackType | None
     ) -> None:
+        with self._changed:
+            self._listens = False
+            _close(self._accepted)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._server.close()
@@ -88,53 +96,66 @@ class Listener:
             offers: of all ranks.
             timeout_s: longest wait, in seconds.
         Raises:
-            UserError: a rank cannot be reached.
+            UserError: a rank cannot be reached, or this process may not have as many open files.
 
         Collective.
         """
+        _allow_files(len(offers))
         timeout_s = min(timeout_s, _CONNECTED_S)
         deadline = time.monotonic() + timeout_s
-        thread = threading.Thread(target=self._accept, args=(offers,), daemon=True)
-        thread.start()
-        connections = {peer: self._call(rank, peer, offers, deadline) for peer in range(rank)}
-        higher = range(rank + 1, len(offers))
-        with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._accepted) == len(higher), max(0.0, deadline - time.monotonic())
-            )
-            connections |= self._accepted
-        if missing := [peer for peer in higher if peer not in connections]:
-            for connection in connections.values():
-                connection.close()
-            raise UserError(
-                f"no connection from {in_words(missing)} to rank {rank} at "
-                f"{', '.join(self.offer.addresses)}, port {self.offer.port}, within "
-                f"{timeout_s:g} s: {INTERFACE} selects another network interface"
-            )
+        threading.Thread(target=self._accept, args=(offers,), daemon=True).start()
+        connections: dict[int, socket.socket] = {}
+        try:
+            for peer in range(rank):
+                connections[peer] = self._call(rank, peer, offers, deadline)
+            higher = range(rank + 1, len(offers))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: len(self._accepted) == len(higher),
+                    max(0.0, deadline - time.monotonic()),
+                )
+                connections |= self._accepted
+                self._accepted.clear()
+            if missing := [peer for peer in higher if peer not in connections]:
+                raise UserError(
+                    f"no connection from {in_words(missing)} to rank {rank} at "
+                    f"{', '.join(self.offer.addresses)}, port {self.offer.port}, within "
+                    f"{timeout_s:g} s: {INTERFACE} selects another network interface"
+                )
+        except UserError:
+            _close(connections)
+            raise
         for connection in connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setblocking(False)
         return connections
 
     def _accept(self, offers: Sequence[Offer]) -> None:
-        """Accept connections, in a thread, until the server is closed."""
-        with contextlib.suppress(OSError):
-            while True:
+        """Accept connections, in a thread, until the end of the `with` block."""
+        # bounded: by the end of the `with` block
+        while self._listens:
+            try:
                 # bounded: shutdown ends it
                 connection, _ = self._server.accept()
-                connection.settimeout(CONNECT_TIMEOUT_S)
-                rank = self._proven(connection, offers)
-                if rank is None:
-                    connection.close()
-                    continue
-                with self._changed:
-                    if before := self._accepted.pop(rank, None):  # the caller gave up
-                        before.close()
-                    self._accepted[rank] = connection
-                    self._changed.notify()
+            except OSError:  # the end, or too many open files: the caller waits
+                time.sleep(_TRIES_S)
+                continue
+            # Other programs may connect and say nothing: no rank waits for them.
+            threading.Thread(target=self._prove, args=(connection, offers), daemon=True).start()
+
+    def _prove(self, connection: socket.socket, offers: Sequence[Offer]) -> None:
+        """Keep the connection of a higher rank, close the connection of any other program."""
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        rank = self._proven(connection, offers)
+        with self._changed:
+            if rank is None or not self._listens or rank in self._accepted:
+                connection.close()
+                return
+            self._accepted[rank] = connection
+            self._changed.notify()
 
     def _proven(self, connection: socket.socket, offers: Sequence[Offer]) -> int | None:
-        """Return the calling rank, or None for any other program."""
+        """Return the calling rank, or None for any other program, or a caller that has given up."""
         with contextlib.suppress(OSError):
             # bounded: the connection has a timeout
             hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
@@ -142,7 +163,9 @@ class Listener:
                 token, rank = _HELLO.unpack(hello)
                 if token == self.offer.token and 0 <= rank < len(offers):
                     connection.sendall(offers[rank].token)
-                    return int(rank)
+                    # bounded: the connection has a timeout
+                    if connection.recv(len(_CONFIRMED)) == _CONFIRMED:
+                        return int(rank)
         return None
 
     def _call(
@@ -150,9 +173,10 @@ class Listener:
     ) -> socket.socket:
         """Connect to a lower rank."""
         offer, own = offers[peer], offers[rank]
-        near = offer.machine == own.machine
-        addresses = [a for a in offer.addresses if near or not a.startswith("127.")]
-        problem = "it has no address for other machines"
+        addresses: Sequence[str] = offer.addresses
+        if offer.machine != own.machine:
+            addresses = _remote(offer.addresses, own.addresses)
+        problem = "it has no IPv4 address for other machines"
         # bounded: by the deadline
         while True:
             for address in addresses:
@@ -167,6 +191,7 @@ class Listener:
                     connection.sendall(_HELLO.pack(offer.token, rank))
                     # bounded: the connection has a timeout
                     if connection.recv(len(own.token), socket.MSG_WAITALL) == own.token:
+                        connection.sendall(_CONFIRMED)
                         return connection
                 problem = f"{address}, port {offer.port}: another program answers"
                 connection.close()
@@ -188,6 +213,42 @@ def _addresses() -> tuple[str, ...]:
             raise UserError(f"{INTERFACE}={chosen!r} must name an interface with an IPv4 address")
     found.sort(key=lambda interface: not interface.loopback)
     return tuple(dict.fromkeys(str(interface.address.ip) for interface in found))
+
+
+def _remote(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return the addresses of another machine to try, those in a network of this host first.
+
+    Args:
+        own: addresses of this host. The same address there is of a bridge for containers.
+    """
+    networks = [interface.address.network for interface in interfaces()]
+    found = [a for a in map(ipaddress.IPv4Address, addresses) if not a.is_loopback]
+    found.sort(key=lambda a: not any(a in network for network in networks))
+    return [str(address) for address in found if str(address) not in own]
+
+
+def _allow_files(count: int) -> None:
+    """Raise this process's limit of open files, if `count` more files need a higher limit.
+
+    Raises:
+        UserError: the system does not allow as many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + count + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"{count} ranks need connections, and with them this process needs {needed} open "
+            f"files, but may have {hard}: raise the limit (ulimit -n)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _close(connections: dict[int, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
+    connections.clear()
 
 
 def _machine() -> str:

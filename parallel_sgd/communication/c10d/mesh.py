@@ -5,7 +5,8 @@ they are received. So ranks have connections of their own: see `connections`. Ea
 header (channel, tag, bytes) and its bytes.
 
 A message without a receive is kept, up to `MOST_KEPT` bytes from a rank. Beyond this limit nothing
-more is read from the rank before a receive: the sender waits.
+more is read from the rank before the next receive: the sender waits. A receive of a later message
+reads, and keeps, all messages before that message.
 """
 
 from __future__ import annotations
@@ -188,6 +189,17 @@ class Mesh:
         """Withdraw all receives of a key without a message."""
         with self._lock:
             self._peers[peer].posted.pop(key, None)
+            self._register(self._peers[peer])
+
+    def unreceived(self, channel: int) -> list[tuple[int, Key]]:
+        """Return the rank and the key of every message without a receive."""
+        with self._lock:
+            return [
+                (peer.rank, key)
+                for peer in self._peers.values()
+                for key in peer.kept
+                if key[0] == channel
+            ]
 
     def kept(self, peer: int, key: Key) -> memoryview | None:
         """Return the bytes of the next message without a receive, or None. The message stays."""
@@ -204,6 +216,7 @@ class Mesh:
     def drive(self) -> None:
         """Send and receive what is possible now."""
         with self._lock:
+            self._require_open()
             for descriptor, event in self._epoll.poll(0):
                 peer = self._by_descriptor[descriptor]
                 if event & ~_OUT:
@@ -217,7 +230,8 @@ class Mesh:
 
     def awaited(self, channel: int) -> list[int]:
         """Return the ranks of pending messages: senders and receivers."""
-        return [peer.rank for peer in self._peers.values() if peer.awaits(channel)]
+        with self._lock:
+            return [peer.rank for peer in self._peers.values() if peer.awaits(channel)]
 
     def require_connected(self, channel: int, name: str) -> None:
         """Check that no rank of a pending message has ended.
@@ -228,9 +242,12 @@ class Mesh:
             PeerFailure: an awaited rank has failed, or a receiver of a pending message.
             UserError: such a rank has finished.
         """
-        for peer in self._lost:
-            if peer.awaits(channel):
-                raise self._ended(peer, name)
+        if not self._lost:
+            return
+        with self._lock:
+            for peer in self._lost:
+                if peer.awaits(channel):
+                    raise self._ended(peer, name)
 
     def failure(self, name: str) -> UserError | None:
         """Return the error of a failed rank, or None if no rank has failed.
@@ -271,6 +288,7 @@ class Mesh:
 
     def close_in_child(self) -> None:
         """Close the connections of a forked process: they would outlive this rank."""
+        self._lock = threading.RLock()  # a thread of the parent may hold the old lock
         self._closed()
 
     def _require_open(self) -> None:
@@ -303,19 +321,30 @@ class Mesh:
         )
 
     def _begin_message(self, peer: _Peer, key: Key, nbytes: int) -> None:
-        """Find the receive of an arriving message, or memory to keep the message."""
+        """Find the receive of an arriving message, or memory to keep the message.
+
+        Raises:
+            UserError: the message is an error, and will be dropped.
+        """
         peer.key, peer.got, posted = key, 0, peer.posted.get(key)
-        if posted is None:
+        try:
+            if posted is not None:
+                receive = posted.popleft()
+                if not posted:
+                    del peer.posted[key]
+                peer.into = self._room(peer, receive, nbytes)
+                peer.receive = receive
+                return
             if key[0] == END:
                 peer.finished = True
             else:
                 self.on_early(peer.rank, key)
-            peer.into = memoryview(bytearray(nbytes))
-            return
-        peer.receive = posted.popleft()
-        if not posted:
-            del peer.posted[key]
-        peer.into = self._room(peer, peer.receive, nbytes)
+        except UserError:
+            peer.key = (END, 0)
+            raise
+        finally:
+            if peer.receive is None:
+                peer.into = memoryview(bytearray(nbytes))
 
     def _end_message(self, peer: _Peer, received: memoryview) -> None:
         receive, peer.receive, peer.into, peer.got = peer.receive, None, None, 0
@@ -328,18 +357,26 @@ class Mesh:
     def _read(self, peer: _Peer) -> None:
         """Receive what has come from a rank."""
         for _ in range(_READS):
-            if peer.into is None:
-                if not self._fill(peer, memoryview(peer.header)):
-                    return
-                channel, tag, nbytes = _HEADER.unpack(peer.header)
-                self._begin_message(peer, (channel, tag), nbytes)
-            assert peer.into is not None
-            if not self._fill(peer, peer.into):
+            if not self._read_message(peer):
                 return
-            self._end_message(peer, peer.into)
             if self._is_full(peer):
                 self._register(peer)
                 return
+
+    def _read_message(self, peer: _Peer) -> bool:
+        """Receive a message. Return False if bytes of the message are missing."""
+        if peer.lost:
+            return False
+        if peer.into is None:
+            if not self._fill(peer, memoryview(peer.header)):
+                return False
+            channel, tag, nbytes = _HEADER.unpack(peer.header)
+            self._begin_message(peer, (channel, tag), nbytes)
+        assert peer.into is not None
+        if not self._fill(peer, peer.into):
+            return False
+        self._end_message(peer, peer.into)
+        return True
 
     def _fill(self, peer: _Peer, into: memoryview) -> bool:
         """Receive bytes up to the end of a header or message. Return False if some are missing."""
@@ -369,7 +406,11 @@ class Mesh:
             except BlockingIOError:
                 break
             except OSError as error:
-                self._lose(peer, line_of(error))
+                # What came before the end, perhaps END, is still there.
+                while self._read_message(peer):
+                    pass
+                if not peer.lost:
+                    self._lose(peer, line_of(error))
                 return
             for part in parts:
                 if count < part.nbytes:
@@ -383,10 +424,9 @@ class Mesh:
         self._register(peer)
 
     def _is_full(self, peer: _Peer) -> bool:
-        """Return True if nothing more may be kept. An endpoint takes all its messages."""
-        return peer.kept_bytes > self._most_kept and not any(
-            key[0] == ENDPOINT for key in peer.posted
-        )
+        """Return True if nothing more may be kept, and no receive is pending."""
+        full = peer.kept_bytes > self._most_kept
+        return full and not peer.posted and peer.receive is None
 
     def _register(self, peer: _Peer) -> None:
         """Watch a connection for bytes, unless too many are kept, and for room to send."""
@@ -407,9 +447,10 @@ class Mesh:
     def _lose(self, peer: _Peer, why: str) -> None:
         """Note the end of a connection: no error yet, as the rank may have no more messages."""
         assert peer.connection is not None
-        peer.lost = why
+        if peer.events:
+            self._epoll.unregister(peer.connection.fileno())
+        peer.lost, peer.events = why, 0
         self._lost.append(peer)
-        self._epoll.unregister(peer.connection.fileno())
 
     def _ended(self, peer: _Peer, name: str) -> UserError:
         rank, own = self.world_ranks[peer.rank], self.world_ranks[self.rank]

@@ -65,6 +65,8 @@ def of_environment(timeout_s: float) -> C10dCommunicator:
     found = torch_ranks()
     assert found is not None
     rank, size = found
+    if rank >= size:
+        raise UserError(f"RANK={rank} must be below WORLD_SIZE={size}")
     claim_world()
     join_world(rank, size)
     name, limit = f"parallel_sgd/{next(_worlds)}", timedelta(seconds=timeout_s)

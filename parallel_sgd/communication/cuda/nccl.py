@@ -70,17 +70,17 @@ class Nccl:
         """Send an array to ranks, and receive an array from ranks.
 
         Args:
-            sent: pairs of rank and uint8 array.
-            received: pairs of rank and uint8 array, written.
+            sent: pairs of rank and array, of any type.
+            received: pairs of rank and array, written.
         """
         kind, stream = self._nccl.NCCL_UINT8, self._stream.ptr
         self._begin()
         self._nccl.groupStart()
         for peer, values in received:
             # bounded: only queued on the stream
-            self._comm.recv(values.data.ptr, values.size, kind, peer, stream)
+            self._comm.recv(values.data.ptr, values.nbytes, kind, peer, stream)
         for peer, values in sent:
-            self._comm.send(values.data.ptr, values.size, kind, peer, stream)
+            self._comm.send(values.data.ptr, values.nbytes, kind, peer, stream)
         self._nccl.groupEnd()
         self._finish("NCCL's messages")
 
