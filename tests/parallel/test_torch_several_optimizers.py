@@ -26,6 +26,8 @@ from torch_models import (
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
+from parallel_sgd.torch.module import FlatModule
+from parallel_sgd.torch.optimizer.adam_correction import AdamCorrection
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
@@ -277,6 +279,35 @@ def test_a_factor_on_all_rates(comm):
 
     assert np.array_equal(trained(4.0, scheduled=True), trained(4.0, scheduled=False))
     assert not np.array_equal(trained(4.0, scheduled=True), trained(1.0, scheduled=True))
+
+
+def test_adam_is_corrected_in_groups_of_64_with_another_optimizers_values():
+    """All values have one mean square, which quantization has not changed: a correction of 1."""
+    model = nn.Sequential(nn.Linear(10, 7), nn.Linear(7, 9))  # 70 + 7 + 63 + 9 values
+    module, square, beta2 = FlatModule(model), 0.01, 0.999
+    optimizers = two(model)
+    for p in optimizers[1].param_groups[0]["params"]:
+        moment = torch.full_like(p, (1 - beta2) * square)
+        optimizers[1].state[p] |= {"step": torch.tensor(1.0), "exp_avg_sq": moment}
+    correction: dict[str, Any] = {}
+    projections = np.sqrt(np.array([64, 64, 21], np.float32) * np.float32(square))
+    AdamCorrection(optimizers, module, correction).learn(projections, 1)
+    assert correction["slopes"][0] == 2  # none of Adam's values
+    np.testing.assert_allclose(correction["slopes"][1:], 1, rtol=1e-5)
+    module.release()
+
+
+def test_adam_beside_muon_is_corrected(comm):
+    """By projections, as Adam alone is; other optimizers alone have none."""
+    for make, corrects in (
+        (two, True),
+        (lambda m: [two(m)[0], torch.optim.SGD(parts(m)[1])], False),
+    ):
+        model = made(MLP, dtype=torch.float32)
+        algorithm = psgd.DataParallelSGD(gradient_bits=1)
+        with psgd.torch.Learner(model, make(model), algorithm, comm) as learner:
+            run(learner, 0, 3)
+            assert bool(learner.local_step.state.correction) == corrects
 
 
 def twice(model: nn.Module) -> list[Any]:

@@ -488,6 +488,31 @@ def test_a_checkpoint_of_version_0_1(name):
         assert json.loads(state.document) == {"optimizers": [[names, document]]}
 
 
+def test_frozen_parameters_of_no_model_keep_their_states():
+    """Each of another optimizer; a name is all that tells them apart."""
+    model, others = made(), [nn.Parameter(torch.ones(3) * i) for i in (1, 2)]
+    held = zip(OPTIMIZERS["Muon and AdamW"](model), others, strict=True)
+    optimizers = [
+        torch.optim.Adagrad([other, *one.param_groups[0]["params"]], lr=0.1) for one, other in held
+    ]
+    for one, other in zip(optimizers, others, strict=True):
+        other.sum().backward()
+        one.step()
+        other.requires_grad_(False)
+        one.state[other]["sum"].mul_(float(other[0]))
+    before = [
+        one.state[other]["sum"].clone() for one, other in zip(optimizers, others, strict=True)
+    ]
+    assert not torch.equal(*before)
+    with learner_of(model, optimizers) as learner:
+        saved = copy.deepcopy(capture(learner)["optimizer"])
+        for one, other in zip(optimizers, others, strict=True):
+            one.state[other]["sum"].zero_()
+        restore_state(learner, "optimizer", saved)
+        for one, other, sums in zip(optimizers, others, before, strict=True):
+            assert torch.equal(one.state[other]["sum"], sums)
+
+
 def test_other_optimizers_than_those_of_a_checkpoint():
     """Fewer, more, or in another order."""
     source = made()

@@ -28,7 +28,8 @@ class AdamCorrection:
 
     Args:
         optimizers: PyTorch's. Optimizers besides Adam and AdamW, and groups with ``amsgrad``, are
-            not corrected.
+            not corrected. If a group of 64 values has some of their values, Adam's values there are
+            taken to have the mean square of the group.
         module: the module; its parameters must still have their gradients.
         correction: see `second_moment.learn`; changed.
 
@@ -39,13 +40,18 @@ class AdamCorrection:
         self, optimizers: Iterable[Any], module: FlatModule, correction: dict[str, Array]
     ) -> None:
         self._module, self._correction = module, correction
-        self._groups = {
-            tensor: (optimizer.state[tensor], group)
+        held = [
+            (tensor, optimizer.state, group)
             for optimizer in optimizers
             for group in corrected_groups(optimizer)
             for tensor in group["params"]
-            if "step" in optimizer.state.get(tensor, ())
+        ]
+        self._groups = {
+            tensor: (state[tensor], group)
+            for tensor, state, group in held
+            if "step" in state.get(tensor, ())
         }
+        self._others = {*module.tensors.values()}.difference(tensor for tensor, _, _ in held)
 
     def correct(self, places: Sequence[slice]) -> None:
         """Move parameters from the result of an Adam step to the result of a corrected step.
@@ -73,16 +79,36 @@ class AdamCorrection:
         with torch.no_grad():
             for tensor, begin in self._tensors():
                 _add_to_groups(self._groups[tensor][0]["exp_avg_sq"], begin, as_tensor(sums))
+            if self._others:
+                as_tensor(sums).mul_(self._factors(as_tensor(sums)))
         _, group = next(iter(self._groups.values()))
         values, beta2 = self._module.parameters.flat.size, float(group["betas"][1])
         second_moment.learn(self._correction, projections, sums, values, step, beta2)
 
+    def _factors(self, like: torch.Tensor) -> torch.Tensor:
+        """Return, for each group of 64, the factor from the sum over its Adam values to the sum
+        over all its values; 1 if there are no Adam values.
+        """
+        sizes, others = torch.full_like(like, MOMENT_GROUP), torch.zeros_like(like)
+        sizes[-1:] -= -self._module.parameters.flat.size % MOMENT_GROUP
+        for tensor, begin in self._places():
+            if tensor in self._others and tensor.numel():
+                first, before = divmod(begin, MOMENT_GROUP)
+                last, place = divmod(begin + tensor.numel() - 1, MOMENT_GROUP)
+                others[first : last + 1] += MOMENT_GROUP
+                others[first] -= before
+                others[last] -= MOMENT_GROUP - 1 - place
+        return torch.where(others < sizes, sizes / (sizes - others), 1.0)
+
     def _tensors(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield each corrected parameter, with its position in the module's vector."""
+        return ((tensor, begin) for tensor, begin in self._places() if tensor in self._groups)
+
+    def _places(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield each parameter, with its position in the module's vector."""
         begin = 0
         for tensor in self._module.tensors.values():
-            if tensor in self._groups:
-                yield tensor, begin
+            yield tensor, begin
             begin += tensor.numel()
 
 
