@@ -278,9 +278,8 @@ def test_validation_has_the_common_model(folder: Path) -> None:
 
 
 def test_an_algorithm_with_accumulation_and_a_scaler(folder: Path) -> None:
-    plugin = lightning.pytorch.plugins.MixedPrecision(
-        "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=8.0)
-    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    plugin = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     trainer, _ = learned(
         folder,
         psgd.DataParallelSGD(),
@@ -291,6 +290,7 @@ def test_an_algorithm_with_accumulation_and_a_scaler(folder: Path) -> None:
     )
     assert trainer.global_step == 2 and trainer.strategy.learner.samples == 3 * 64
     assert trainer.strategy.learner.gradient_norm > 0.1
+    assert scaler.get_scale() == 8 * 2 * 2  # the learner has updated the scaler
 
 
 def test_what_an_algorithm_refuses(folder: Path) -> None:

@@ -192,6 +192,7 @@ def test_resuming_on_another_number_of_ranks(folder: Path, rank: int) -> None:
     trained(folder, save_strategy="steps", save_steps=2)
     checkpoint = folder / "checkpoint-2"
     saved = [torch.load(checkpoint / f"parallel_sgd_{k}.pth") for k in range(RANKS)]
+    torch.distributed.barrier()  # all ranks have read the files
     if rank == 0:  # as if it were of three ranks
         saved.append({**saved[1], "state": {**saved[1]["state"], "rank": 2}})
         for k, file in enumerate(saved):
