@@ -213,8 +213,10 @@ def test_pytorchs_adam_is_corrected_likewise(comm, monkeypatch, kind):
     monkeypatch.setattr(step_search, "_hash_of_values", lambda pairs: 0)
     held = 2
     monkeypatch.setattr(second_moment, "HELD", held)
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(60, 80), torch.nn.Tanh(), torch.nn.Linear(80, 9))
+    random = np.random.default_rng(0)  # PyTorch's own generator is shared by ranks that are threads
+    for p in model.parameters():
+        p.data = torch.from_numpy(random.uniform(-0.12, 0.12, p.shape).astype(np.float32))
     # 64 samples of all ranks: what is divided by a power of two is quantized alike.
     data, size = np.random.default_rng(comm.rank), 64 // comm.size
     size += (comm.rank == 0) * (64 - size * comm.size)
