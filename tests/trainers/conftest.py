@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,15 @@ import torch.distributed as dist  # noqa: E402
 from two_ranks import RANKS, everywhere  # noqa: E402
 
 import parallel_sgd as psgd  # noqa: E402
+from parallel_sgd.communication import launched_rank  # noqa: E402
+
+
+def pytest_configure() -> None:
+    """Two ranks that clean up one folder of old `tmp_path`s at a time stumble over each other."""
+    rank = os.environ.get("RANK", launched_rank())
+    root = Path(tempfile.gettempdir(), f"pytest-trainers-{rank}")
+    root.mkdir(exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(root)
 
 
 @pytest.fixture(scope="session", autouse=True)
