@@ -213,10 +213,12 @@ def misuse() -> None:
     refused(
         "ddp must be a .*DistributedDataParallel: it is a .*Sequential",
         partial(compress, mlp()),
-        UserError,
+        SharedError,
     )
+    either = [wrapped(mlp), mlp()][rank]
+    refused(r"it is a .*Sequential \(on rank 1\)", partial(compress, either))
     nested = wrapped(lambda: wrapped(mlp))
-    refused("wrap the model once", partial(compress, nested), UserError)
+    refused("wrap the model once", partial(compress, nested))
     ddp = wrapped(mlp)
     refused("gradient_bits=9.3", partial(compress, ddp, gradient_bits=9.3))
     refused("compress has no option 'bits'", partial(compress, ddp, bits=1))

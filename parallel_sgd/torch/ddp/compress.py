@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...communication import Communicator
@@ -37,9 +38,9 @@ def compress(
         The state of the exchange: `report()`, `bytes_sent`, `state_dict()`, `load_state_dict()`,
         `close()`. Call `close` after training; DDP cannot train afterwards.
     Raises:
-        UserError: `ddp` is something else.
-        SharedError: on all ranks: an option is invalid, differs between ranks, or does not fit the
-            parameters; DDP has a communication hook already; or the process group is unsuited.
+        UserError: there is no process group.
+        SharedError: on all ranks: `ddp` is something else; an option is invalid, differs between
+            ranks, or does not fit the parameters; or DDP has a communication hook already.
 
     The ranks are those of `ddp.process_group`, with connections of their own: no MPI is needed.
     Works with no_sync, find_unused_parameters, static_graph and gradient_as_bucket_view. If no rank
@@ -51,9 +52,9 @@ def compress(
         ddp = DistributedDataParallel(model)
         psgd.torch.compress(ddp, gradient_bits=4)
     """
-    wrapped = required_ddp(ddp)
-    comm = Communicator.of_process_group(wrapped.process_group, timeout_s=timeout_s)
+    comm = Communicator.of_process_group(_group_of(ddp), timeout_s=timeout_s)
     try:
+        wrapped = comm.together(lambda: required_ddp(ddp))
         chosen, named = checked_options(
             "compress", comm, wrapped, scaler, wrapped.process_group, options
         )
@@ -82,6 +83,15 @@ def required_ddp(ddp: Any) -> DistributedDataParallel:
             "twice: wrap the model once"
         )
     return ddp
+
+
+def _group_of(ddp: Any) -> Any:
+    """Return DDP's process group. For anything else the default group, whose ranks all learn of the
+    mistake; without a process group required_ddp's error is raised here."""
+    if not dist.is_initialized():
+        required_ddp(ddp)
+    ddp = getattr(ddp, "_orig_mod", ddp)
+    return ddp.process_group if isinstance(ddp, DistributedDataParallel) else None
 
 
 def _register(ddp: DistributedDataParallel, state: HookState) -> None:
