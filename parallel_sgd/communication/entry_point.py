@@ -16,7 +16,7 @@ from .liveness.abort import (
     report,
     running_mpi,
 )
-from .liveness.rank_process import joined_world
+from .liveness.rank_process import world_without_mpi
 from .liveness.rank_status import Status, report_status
 from .timeouts import LONGEST_S
 
@@ -79,7 +79,7 @@ def _join_others() -> None:
     """
     if not has_other_ranks() or running_mpi() is not None or mpi_is_finalized():
         return
-    if joined_world() is not None or torch_ranks() is not None:  # ranks without MPI
+    if world_without_mpi() is not None or torch_ranks() is not None:  # ranks without MPI
         return
     with contextlib.suppress(ImportError, RuntimeError, UserError):  # no MPI: no rank waits in it
         from .mpi.communicator import mpi_world

@@ -30,7 +30,7 @@ from ...validation import line_of
 from ..job_environment import launched_rank, launched_size, srun_step
 from ..stderr import write_stderr
 from .heartbeat import own
-from .rank_process import claim, hydras_socket, is_rank, joined_world
+from .rank_process import claim, hydras_socket, is_rank, world_without_mpi
 from .rank_status import Status, report_error, report_status
 
 #: Pause of a rank before it ends the job: other ranks with the same error can print it, and
@@ -96,7 +96,7 @@ def install_excepthook_if_launched() -> None:
     wait in that call. Local. Cost: a few look-ups in the environment.
     """
     claim()
-    if is_rank() and (launched_size() or 1) > 1:
+    if has_other_ranks():
         install_excepthook()
 
 
@@ -129,7 +129,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         time.sleep(GRACE_S)
         if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
             mpi.COMM_WORLD.Abort(code)
-        if joined_world() is not None:
+        if world_without_mpi() is not None:
             os._exit(code)  # the end of its connections ends the other ranks
         if not mpi_is_finalized():
             _tell_hydra(code)
@@ -154,7 +154,7 @@ def rank_label() -> str:
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
-    rank, _ = joined_world() or (launched_rank(), None)
+    rank, _ = world_without_mpi() or (launched_rank(), None)
     return "" if rank is None else f"[rank {rank}] "
 
 
@@ -287,7 +287,7 @@ def has_other_ranks() -> bool:
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
-    _, size = joined_world() or (0, launched_size() or 1)
+    _, size = world_without_mpi() or (0, launched_size() or 1)
     return size > 1
 
 

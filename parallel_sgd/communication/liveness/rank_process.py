@@ -50,7 +50,8 @@ def claim() -> None:
     """
     global _process
     process, _ = _read_record()
-    if _process is None and launched_size() is not None and process is None:
+    launched = launched_size() is not None or torch_ranks() is not None
+    if _process is None and launched and process is None:
         _process = os.getpid()
         _write_record()
 
@@ -87,12 +88,15 @@ def join_world(rank: int, size: int) -> None:
     _process, _joined = os.getpid(), (rank, size)
 
 
-def joined_world() -> tuple[int, int] | None:
+def world_without_mpi() -> tuple[int, int] | None:
     """Return this rank and the number of ranks in a world without MPI; None without such a world.
 
-    None also in child processes of the rank.
+    The world has been joined, or torchrun has announced it. None also in child processes of the
+    rank.
     """
-    return _joined if is_rank() else None
+    if not is_rank():
+        return None
+    return _joined or (torch_ranks() if launcher_name() is None else None)
 
 
 def is_rank() -> bool:
