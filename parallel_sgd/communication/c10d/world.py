@@ -17,6 +17,7 @@ from ..liveness.abort import install_excepthook
 from ..liveness.heartbeat import own as own_heartbeat
 from ..liveness.rank_process import claim_world, join_world
 from ..liveness.watchdog import Watchdog
+from ..phrases import in_words
 from ..serialization import packed, unpacked
 from .communicator import C10dCommunicator
 from .connections import Listener, Offer
@@ -48,14 +49,17 @@ def of_process_group(group: Any, timeout_s: float) -> C10dCommunicator:
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"the process group cannot be used: {line_of(error)}") from None
 
+    join_world(dist.get_rank(), dist.get_world_size())
+    name = "Communicator.of_process_group()"
+    watched = Watchdog(timeout_s, ranks[place], _end_process)
+
     def gather(data: bytes) -> Sequence[bytes]:
         gathered: list[Any] = [None] * len(ranks)
-        # bounded: in _made's watched
-        dist.all_gather_object(gathered, data, group=group)
+        with watched(name):
+            dist.all_gather_object(gathered, data, group=group)
         return gathered
 
-    join_world(dist.get_rank(), dist.get_world_size())
-    return _made("Communicator.of_process_group()", gather, place, ranks, timeout_s)
+    return _made(name, gather, place, ranks, watched)
 
 
 def of_environment(timeout_s: float) -> C10dCommunicator:
@@ -65,10 +69,11 @@ def of_environment(timeout_s: float) -> C10dCommunicator:
     found = torch_ranks()
     assert found is not None
     rank, size = found
-    if rank >= size:
-        raise UserError(f"RANK={rank} must be below WORLD_SIZE={size}")
     claim_world()
     join_world(rank, size)
+    install_excepthook()
+    if rank >= size:
+        raise UserError(f"RANK={rank} must be below WORLD_SIZE={size}")
     name, limit = f"parallel_sgd/{next(_worlds)}", timedelta(seconds=timeout_s)
 
     def gather(data: bytes) -> Sequence[bytes]:
@@ -76,45 +81,51 @@ def of_environment(timeout_s: float) -> C10dCommunicator:
         own = dist.PrefixStore(name, store)
         own.set(str(rank), data)
         keys = [str(peer) for peer in range(size)]
-        own.wait(keys, limit)
+        try:
+            own.wait(keys, limit)
+        except RuntimeError:
+            missing = [peer for peer, key in enumerate(keys) if not own.check([key])]
+            raise UserError(f"no answer of {in_words(missing)} within {timeout_s:g} s") from None
         gathered = [own.get(key) for key in keys]
-        # Rank 0 may hold the store: no rank goes on, and might end, before all have read it.
+        # Rank 0 may hold the store: it stays until the last rank has read all.
         if own.add("read", 1) == size:
-            own.set("all have read", "")
-        own.wait(["all have read"], limit)
+            own.add("all have read", 1)
+        if rank == 0:
+            own.wait(["all have read"], limit)
         return gathered
 
-    return _made("Communicator.world()", gather, rank, tuple(range(size)), timeout_s)
+    watched = Watchdog(timeout_s, rank, _end_process)
+    return _made("Communicator.world()", gather, rank, tuple(range(size)), watched)
 
 
 def _made(
-    name: str, gather: Gather, rank: int, world_ranks: tuple[int, ...], timeout_s: float
+    name: str, gather: Gather, rank: int, world_ranks: tuple[int, ...], watched: Watchdog
 ) -> C10dCommunicator:
     """Connect the ranks. Collective.
 
     Args:
         name: of the calling function, for error texts.
-        gather: collective over these ranks.
+        gather: collective over these ranks, in bounded time.
         rank: this rank.
         world_ranks: of all ranks, in order.
+        watched: bounds every wait.
     """
     install_excepthook()
-    watched = Watchdog(timeout_s, world_ranks[rank], _end_process)
-    with watched(name), Listener() as listener:
+    with Listener() as listener:
         try:
             gathered = gather(packed([*listener.offer]))
         except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
             reason = line_of(error).partition(" Exception raised from")[0]
             raise UserError(f"{name}: the ranks cannot find each other: {reason}") from error
         offers = [Offer.of(unpacked(data)) for data in gathered]
-        connections = listener.connect(rank, offers, timeout_s)
+        connections = listener.connect(rank, offers, watched.timeout_s)
     comm = C10dCommunicator(Mesh(rank, connections, world_ranks), watched)
     own_heartbeat.meet(
         world_ranks[rank],
         max(world_ranks) + 1,
         lambda token: comm.broadcast(np.frombuffer(token, np.uint8)),
         comm.barrier,
-        timeout_s,
+        watched.timeout_s,
     )
     return comm
 
