@@ -239,12 +239,12 @@ class C10dCommunicator(Communicator):
             left -= 1
 
         with self._waits(call):
-            for peer, early in mesh.unreceived(COLLECTIVES):
-                self._require_same_call(peer, early)
             for peer, room in received:
                 mesh.receive(room, peer, key, partial(done, peer, room))
             for peer, data in sent:
                 mesh.send(data, peer, key, gone)
+            for peer, early in mesh.unreceived(COLLECTIVES):
+                self._require_same_call(peer, early)
             before = left
             while left:
                 mesh.drive()
