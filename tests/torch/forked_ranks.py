@@ -10,6 +10,7 @@ Its programs find `train`, which has run once, so that no rank has to load the k
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -22,6 +23,10 @@ from pathlib import Path
 import numpy as np
 
 import parallel_sgd as psgd
+import parallel_sgd.torch
+from parallel_sgd.communication.c10d import world
+
+assert parallel_sgd.torch and world  # imported here, and not by every rank
 
 AT_ONCE = 4  #: jobs
 LONGEST_S = 100.0  #: of a job; what is left then is killed, and its code is None
@@ -137,5 +142,7 @@ def main() -> str | None:
 
 for name in ALGORITHMS:
     psgd.simulate(3, lambda comm, name=name: train(comm, name))  # type: ignore[misc]
+gc.collect()
+gc.freeze()  # no rank copies what it never changes
 if program := main():
     exec(compile(program, "program.py", "exec"), {"__name__": "__main__", "train": train})
