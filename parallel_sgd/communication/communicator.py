@@ -89,7 +89,8 @@ class Communicator(Agreement):
             UserError: there is no such group, this process is not in the group, or ranks cannot
                 connect.
 
-        Collective over the group. Cost: some milliseconds, and two connections for each other rank.
+        Collective over the group. Cost: some milliseconds, and an open file for each other rank, as
+        for each duplicate and part; the process's limit of open files is raised if needed.
         Rank k is the group's rank k; error texts and `world_ranks` have the default group's number.
         Connections are TCP over IPv4; GLOO_SOCKET_IFNAME selects the network interface.
         """
