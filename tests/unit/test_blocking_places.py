@@ -28,7 +28,7 @@ MPI_COMMS = {"comm", "_comm", "world", "COMM_WORLD", "COMM_SELF", "near"}
 OF_OTHERS = {
     *("wait", "wait_for", "join", "result", "acquire", "select", "poll", "communicate", "accept"),
     *("synchronize", "flock", "lockf", "waitpid", "recv", "create_connection", "urlopen"),
-    *("all_gather_object", "rendezvous"),
+    *("all_gather", "rendezvous"),
 }
 PROCESSES = {"run", "call", "check_call", "check_output"}
 QUEUES = {"jobs", "_jobs", "queue"}

@@ -191,6 +191,7 @@ def test_the_addresses_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> No
     mine += [Interface("docker0", ipaddress.IPv4Interface("172.17.0.1/16"))]
     mine += [Interface("eth0", ipaddress.IPv4Interface("10.0.0.5/24"))]
     monkeypatch.setattr(module, "interfaces", lambda: mine)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     own = module._addresses()
     assert own == ("127.0.0.1", "172.17.0.1", "10.0.0.5")
     theirs = ("127.0.0.1", "192.168.9.9", "172.17.0.1", "10.0.0.6")

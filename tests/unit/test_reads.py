@@ -68,6 +68,8 @@ REASONS = {
     "files, or in the user's own cache: who can write there can write the package itself",
     "kernels/machine_code.py: IndexDataCacheFile": "the same",
     "testing/contract.py: eval": "the repr of the algorithm that is under test",
+    "communication/c10d/connections.py: create_server": "takes ranks, which know a token, and "
+    "closes what else connects; open for the moment in which ranks connect",
     "torch/process_group.py: create_server": "tells a random token to whoever connects, and reads "
     "nothing; open for the moment in which ranks find an address for PyTorch's process group",
 }
