@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import Any
 
 from .backoff import Backoff
@@ -92,3 +93,9 @@ def pieces_of(array: Array, most_values: int) -> list[Array]:
     if array.size <= most_values:
         return [array]
     return [array[at : at + most_values] for at in range(0, array.size, most_values)]
+
+
+def parts_of(array: Array, counts: Sequence[int]) -> list[Array]:
+    """Cut an array into consecutive parts of these sizes."""
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -8,20 +8,17 @@ the host's name in a name service, where nodes of a cluster and containers may b
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from ..communication import Communicator, checked_timeout
+from ..communication import Communicator, checked_timeout, interfaces
 from ..errors import UserError
 from ..validation import instance, line_of
 from .refusals import require_not_fault_tolerant
@@ -29,7 +26,6 @@ from .refusals import require_not_fault_tolerant
 INTERFACE = "GLOO_SOCKET_IFNAME"  #: gloo's environment variable
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 2.0  #: timeout of a connection to an address
-SIOCGIFADDR = 0x8915  #: Linux's ioctl for an interface's address
 
 _own_variables: dict[str, str] = {}  #: environment variables that an earlier process group has set
 
@@ -197,15 +193,8 @@ def _addresses() -> list[str]:
 
 
 def _interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each network interface with an address."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                request = array.array("B", struct.pack("256s", name.encode()))
-                fcntl.ioctl(asked, SIOCGIFADDR, request)
-                found[name] = socket.inet_ntoa(request[20:24].tobytes())
-    return found
+    """Return the IPv4 address of each network interface, by name."""
+    return {interface.name: str(interface.address.ip) for interface in interfaces()}
 
 
 def _interface_of(address: str) -> str:

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from ..cuda.nccl import Nccl, require_gpus
 from ..cuda.staging import pinned_like, to_device, to_host
 from ..endpoint import Endpoint
 from ..liveness.watchdog import Watchdog
-from ..messages import Array, Messages
+from ..messages import Array, Messages, parts_of
 from ..phrases import different_calls
 from .connections import Listener, Offer
 from .endpoint import MeshEndpoint
@@ -60,7 +59,7 @@ class C10dCommunicator(Communicator):
         self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
-        parts = _parts(receive, counts)
+        parts = parts_of(receive, counts)
         own = parts[self.rank]
         own[...] = send
         with self.trace.collective():
@@ -75,7 +74,7 @@ class C10dCommunicator(Communicator):
         *,
         most: int | None = None,
     ) -> None:
-        sent, received = _parts(send, send_counts), _parts(receive, receive_counts)
+        sent, received = parts_of(send, send_counts), parts_of(receive, receive_counts)
         received[self.rank][...] = sent[self.rank]
         with self.trace.collective():
             self._send_receive("alltoall", receive, sent, received)
@@ -271,9 +270,3 @@ class C10dCommunicator(Communicator):
             ranks = (self._world_ranks[self.rank], self._world_ranks[peer])
             different = different_calls([CALLS[self._call], CALLS[call]], ranks)
             raise UserError(cast(str, different))
-
-
-def _parts(array: Array, counts: Counts) -> list[Array]:
-    """Cut an array into consecutive parts of these sizes."""
-    ends = list(accumulate(counts))
-    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from typing import ClassVar, TypeVar, cast
 from weakref import WeakSet
 
@@ -32,7 +31,7 @@ from ..liveness.finish import CollectiveCounter, finalize_at_exit, finish_protoc
 from ..liveness.heartbeat import own as own_heartbeat
 from ..liveness.rank_process import claim_world
 from ..liveness.watchdog import Watchdog, query_status
-from ..messages import MOST_VALUES, Array, Messages, pieces_of
+from ..messages import MOST_VALUES, Array, Messages, parts_of, pieces_of
 from ..world_size import require_whole
 from .init_timeout import kill_if_longer_than
 
@@ -284,12 +283,6 @@ def _end_job_from_another_thread() -> None:
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         MPI.COMM_WORLD.Abort(1)
     os._exit(1)
-
-
-def parts_of(array: Array, counts: Counts) -> list[Array]:
-    """Cut an array into consecutive parts of these sizes."""
-    ends = list(accumulate(counts))
-    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _same_place(a: Array, b: Array) -> bool:
