@@ -21,7 +21,8 @@ from limits import patience
 from meshes import in_threads, on_ranks, until
 
 from parallel_sgd.communication.c10d.communicator import MOST_DIRECT, C10dCommunicator
-from parallel_sgd.communication.c10d.mesh import COLLECTIVES, ENDPOINT, MESSAGES, Key, Mesh
+from parallel_sgd.communication.c10d.mesh import Mesh
+from parallel_sgd.communication.c10d.peer import COLLECTIVES, ENDPOINT, MESSAGES, Key
 from parallel_sgd.errors import PeerFailure, UserError
 
 KEY = MESSAGES, 7

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, simulate
-from parallel_sgd.communication.c10d.mesh import MESSAGES
 from parallel_sgd.communication.c10d.messages import MeshMessages
+from parallel_sgd.communication.c10d.peer import MESSAGES
 from parallel_sgd.communication.cuda.staged_messages import StagedMessages
 from parallel_sgd.communication.liveness.finish import CollectiveCounter
 from parallel_sgd.communication.mpi import messages as mpi_messages

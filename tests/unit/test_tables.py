@@ -53,9 +53,13 @@ CALLED = {
     "ours, block momentum at 1 bit": "block momentum, 1 bit",
     "block momentum, blocks of 16, 1 bit": "block momentum, 1 bit",
     "PowerSGD rank 4, ours": "PowerSGD rank 4",
+    **{f"`compress`, {bits} bit": f"compress, {bits} bit" for bits in (32, 4, 1)},
+    **{f"our hook over MPI, {bits} bit": f"our hook, {bits} bit" for bits in (32, 4, 1)},
+    **{f"the learner over MPI, {bits} bit": f"{bits} bit" for bits in (32, 4, 1)},
     "DDP with our hook, 32 bit": "our hook, 32 bit",
     "… 1 bit": "our hook, 1 bit",
     "DDP with our hook, 1 bit": "our hook, 1 bit",
+    "PyTorch, no exchange at all": "PyTorch, no exchange",
     "no exchange at all": "no exchange",
     "no exchange at all: the limit": "no exchange",
 }
@@ -117,6 +121,18 @@ OF_STEPS = [
         "| | transformer | MLP |",
         "training-torch-4",
         (("transformer", G1), ("24M", G1)),
+    ),
+    OfSteps(
+        "docs/measurements.md",
+        "| 2 hosts | 100 Mbit/s | 1 Gbit/s |",
+        "training-process-group-2",
+        (("5M", M100), ("5M", G1)),
+    ),
+    OfSteps(
+        "docs/measurements.md",
+        "| 4 hosts | 100 Mbit/s | 1 Gbit/s |",
+        "training-process-group-4",
+        (("5M", M100), ("5M", G1)),
     ),
     OfSteps(
         "docs/measurements.md",

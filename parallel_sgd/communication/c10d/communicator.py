@@ -24,8 +24,9 @@ from ..messages import Array, Messages, parts_of
 from ..phrases import different_calls
 from .connections import Listener, Offer
 from .endpoint import MeshEndpoint
-from .mesh import COLLECTIVES, Key, Mesh
+from .mesh import Mesh
 from .messages import MeshMessages, bytes_of
+from .peer import COLLECTIVES, Key, mismatch
 
 CALLS = ("allgather", "alltoall", "broadcast", "sum_integers", "allgather_object")
 """The collectives; a message has its collective's number and its index here as a tag."""
@@ -54,7 +55,7 @@ class C10dCommunicator(Communicator):
         self._number = self._call = 0  # collectives so far; the present one's index in CALLS
         self._device: Nccl | None = None  #: for arrays of GPUs
         self._nccl_chosen = False
-        mesh.on_early = self._require_same_call
+        mesh.on_early(self._require_same_call)
         #: The other ranks, in the order of sending: all begin with different receivers.
         self._peers = [(self.rank + step) % self.size for step in range(1, self.size)]
 
@@ -229,7 +230,7 @@ class C10dCommunicator(Communicator):
         def done(peer: int, room: memoryview | None, data: memoryview) -> None:
             nonlocal left
             if room is not None and room.nbytes != data.nbytes:
-                raise mesh.mismatch(peer, data.nbytes, room.nbytes)
+                raise mismatch(self._world_ranks[peer], data.nbytes, room.nbytes)
             then(peer, data)
             left -= 1
 

@@ -11,8 +11,9 @@ import numpy as np
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
 from ..liveness.finish import ON_ITS_WAY_S
 from ..liveness.watchdog import Watchdog
-from .mesh import ENDPOINT, Mesh
+from .mesh import Mesh
 from .messages import bytes_of
+from .peer import ENDPOINT
 
 
 class MeshEndpoint(Endpoint):

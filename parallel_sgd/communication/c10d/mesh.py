@@ -1,8 +1,7 @@
 """Messages over TCP between every two ranks of a communicator, without a thread.
 
 PyTorch's own messages (`isend`, `irecv`) cannot be polled, and need to know the exact length before
-they are received. So ranks have connections of their own: see `connections`. Each message is a
-header (channel, tag, bytes) and its bytes.
+they are received. So ranks have connections of their own: see `connections`.
 
 A message without a receive is kept, up to `MOST_KEPT` bytes from a rank. Beyond this limit nothing
 more is read from the rank before the next receive: the sender waits. A receive of a later message
@@ -16,87 +15,19 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ...errors import PeerFailure, UserError
-from ...validation import line_of
 from ..liveness.diagnosis import rank_in_words
 from ..phrases import waiting_for_finished
-
-COLLECTIVES, MESSAGES, ENDPOINT, END = range(4)
-"""Channels of independent messages; by a message of END a rank says it needs no more messages."""
+from .peer import Key, Peer, Receive, Received, Sent
 
 MOST_KEPT = 64 << 20  #: default of the most bytes from a rank kept without a receive
 
-_HEADER = struct.Struct("=qqq")  #: channel; tag; bytes of the message
-
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_READS = 8  #: most messages read from a rank before the next rank has its turn
-
-Key = tuple[int, int]  #: channel and tag
-Received = Callable[[memoryview], object]  #: called with the bytes of a message
-Sent = Callable[[], object]
-
-
-class _Receive:
-    """A posted receive.
-
-    Attributes:
-        into: room for the bytes of the message; None: as much as the message has.
-        then: called with the received bytes.
-    """
-
-    __slots__ = ("into", "then")
-
-    def __init__(self, into: memoryview | None, then: Received) -> None:
-        self.into, self.then = into, then
-
-
-class _Peer:
-    """The state of the connection to a rank.
-
-    Attributes:
-        rank: the remote rank.
-        connection: None for this rank itself.
-        sending: unsent parts of messages, in order; after the last part of a message its `then`.
-        posted: receives, in order.
-        kept: messages without a receive, in order.
-        kept_bytes: their size.
-        header: of the message being received.
-        key, into: its key, and the place of its bytes; None until its header has come.
-        receive: its receive; None if not posted yet.
-        got: bytes of the header, then of the message, received so far.
-        finished: the rank needs no more messages.
-        lost: the reason, once the connection has ended.
-        events: epoll's events for this connection.
-    """
-
-    __slots__ = (
-        "connection", "events", "finished", "got", "header", "into", "kept", "kept_bytes", "key",
-        "lost", "posted", "rank", "receive", "sending",
-    )  # fmt: skip
-
-    def __init__(self, rank: int, connection: socket.socket | None) -> None:
-        self.rank, self.connection = rank, connection
-        self.sending: deque[memoryview | Sent] = deque()
-        self.posted: dict[Key, deque[_Receive]] = {}
-        self.kept: dict[Key, deque[memoryview]] = {}
-        self.kept_bytes = self.got = self.events = 0
-        self.header = bytearray(_HEADER.size)
-        self.key: Key = (END, 0)
-        self.receive: _Receive | None = None
-        self.into: memoryview | None = None
-        self.finished, self.lost = False, ""
-
-    def awaits(self, channel: int) -> bool:
-        """Return True if messages of a channel are pending from this rank, or any to this rank."""
-        receiving = self.receive is not None and self.key[0] == channel
-        return bool(self.sending) or receiving or any(key[0] == channel for key in self.posted)
 
 
 class Mesh:
@@ -107,9 +38,6 @@ class Mesh:
         connections: a connected, non-blocking socket for each other rank.
         world_ranks: numbers of the ranks in error texts.
         most_kept: bytes from a rank kept without a receive, above which nothing more is read.
-
-    Attributes:
-        on_early: called with the rank and key of a message without a receive.
 
     All methods are local. Any thread may use the mesh. A function given as `then` is called by any
     thread, in any method, so it should only note the event. A forked process has no connection.
@@ -123,21 +51,27 @@ class Mesh:
         *,
         most_kept: int = MOST_KEPT,
     ) -> None:
-        self.rank, self.world_ranks, self._most_kept = rank, world_ranks, most_kept
-        self.on_early: Callable[[int, Key], object] = lambda peer, key: None
-        self._peers = {peer: _Peer(peer, connection) for peer, connection in connections.items()}
+        self.rank, self.world_ranks = rank, world_ranks
+        self._peers = {
+            peer: Peer(peer, world_ranks[peer], connection, most_kept)
+            for peer, connection in [*connections.items(), (rank, None)]
+        }
         self._by_descriptor = {
             connection.fileno(): self._peers[peer] for peer, connection in connections.items()
         }
-        self._peers[rank] = _Peer(rank, None)
         self._lock, self._epoll = threading.RLock(), select.epoll()
-        self._lost: list[_Peer] = []
+        self._lost: list[Peer] = []
         for other in self._by_descriptor.values():
-            self._register(other)
+            self._watch(other)
         # The sockets must not be collected before this object.
         self._closed = weakref.finalize(self, _close, self._epoll, [*connections.values()])
         self._closed.atexit = False
         _open.add(self)
+
+    def on_early(self, function: Callable[[int, Key], object]) -> None:
+        """Let a function be called with the rank and key of every message without a receive."""
+        for peer in self._peers.values():
+            peer.on_early = function
 
     def send(self, data: memoryview, peer: int, key: Key, then: Sent) -> None:
         """Begin to send bytes, which may not change before `then` is called.
@@ -149,18 +83,13 @@ class Mesh:
             self._require_open()
             to = self._peers[peer]
             if to.connection is None:
-                self._begin_message(to, key, data.nbytes)
-                assert to.into is not None
-                to.into[:] = data
-                self._end_message(to, to.into)
+                to.deliver(key, data)
                 then()
                 return
             if to.lost:
                 raise self._ended(to, "a message to that rank")
-            idle = not to.sending
-            to.sending += (memoryview(_HEADER.pack(*key, data.nbytes)), data, then)
-            if idle:
-                self._flush(to)
+            to.send(key, data, then)
+            self._watch(to)
 
     def receive(self, into: memoryview | None, peer: int, key: Key, then: Received) -> None:
         """Begin to receive a message.
@@ -171,25 +100,14 @@ class Mesh:
         """
         with self._lock:
             self._require_open()
-            sender, receive = self._peers[peer], _Receive(into, then)
-            if key in sender.kept:
-                data = self._take(sender, key)
-                part = self._room(sender, receive, data.nbytes)
-                part[:] = data
-                then(part)
-            elif sender.into is not None and sender.receive is None and sender.key == key:
-                before, sender.receive = sender.into, receive  # its header has come
-                sender.into = self._room(sender, receive, before.nbytes)
-                sender.into[: sender.got] = before[: sender.got]
-            else:
-                sender.posted.setdefault(key, deque()).append(receive)
-            self._register(sender)
+            self._peers[peer].post(key, Receive(into, then))
+            self._watch(self._peers[peer])
 
     def cancel(self, peer: int, key: Key) -> None:
         """Withdraw all receives of a key without a message."""
         with self._lock:
-            self._peers[peer].posted.pop(key, None)
-            self._register(self._peers[peer])
+            self._peers[peer].cancel(key)
+            self._watch(self._peers[peer])
 
     def unreceived(self, channel: int) -> list[tuple[int, Key]]:
         """Return the rank and the key of every message without a receive."""
@@ -210,8 +128,8 @@ class Mesh:
     def discard(self, peer: int, key: Key) -> None:
         """Remove the next message without a receive."""
         with self._lock:
-            self._take(self._peers[peer], key)
-            self._register(self._peers[peer])
+            self._peers[peer].take(key)
+            self._watch(self._peers[peer])
 
     def drive(self) -> None:
         """Send and receive what is possible now."""
@@ -220,9 +138,10 @@ class Mesh:
             for descriptor, event in self._epoll.poll(0):
                 peer = self._by_descriptor[descriptor]
                 if event & ~_OUT:
-                    self._read(peer)
+                    peer.read()
                 if event & _OUT and not peer.lost:
-                    self._flush(peer)
+                    peer.flush()
+                self._watch(peer)
 
     def idle(self, seconds: float) -> None:
         """Yield the core for `seconds`, or until a message arrives or can be sent."""
@@ -280,11 +199,9 @@ class Mesh:
 
     def say_end(self) -> None:
         """Tell all ranks that this rank needs no more messages."""
-        message = _HEADER.pack(END, 0, 0)
         for peer in self._peers.values():
-            if peer.connection is not None and not peer.lost and not peer.sending:
-                with contextlib.suppress(OSError):  # that rank has ended, or has left all unread
-                    peer.connection.send(message)
+            with contextlib.suppress(OSError):  # that rank has ended, or has left all unread
+                peer.say_end()
 
     def close_in_child(self) -> None:
         """Close the connections of a forked process: they would outlive this rank."""
@@ -298,142 +215,21 @@ class Mesh:
                 "that a rank has forked"
             )
 
-    def _take(self, peer: _Peer, key: Key) -> memoryview:
-        """Remove and return the next kept message."""
-        data = peer.kept[key].popleft()
-        if not peer.kept[key]:
-            del peer.kept[key]
-        peer.kept_bytes -= data.nbytes
-        return data
+    def _watch(self, peer: Peer) -> None:
+        """Watch a connection for bytes, unless too many are kept, and for room to send.
 
-    def _room(self, peer: _Peer, receive: _Receive, nbytes: int) -> memoryview:
-        """Return memory for a message of its receive."""
-        if receive.into is None:
-            return memoryview(bytearray(nbytes))
-        if nbytes > receive.into.nbytes:
-            raise self.mismatch(peer.rank, nbytes, receive.into.nbytes)
-        return receive.into[:nbytes]
-
-    def mismatch(self, peer: int, sent: int, expected: int) -> UserError:
-        return UserError(
-            f"rank {self.world_ranks[peer]} has sent {sent} bytes, but this rank expects "
-            f"{expected}: arrays must have the same size on all ranks"
-        )
-
-    def _begin_message(self, peer: _Peer, key: Key, nbytes: int) -> None:
-        """Find the receive of an arriving message, or memory to keep the message.
-
-        Raises:
-            UserError: the message is an error, and will be dropped.
+        The end of a connection is noted only: the rank may have had no more messages.
         """
-        peer.key, peer.got, posted = key, 0, peer.posted.get(key)
-        try:
-            if posted is not None:
-                receive = posted.popleft()
-                if not posted:
-                    del peer.posted[key]
-                peer.into = self._room(peer, receive, nbytes)
-                peer.receive = receive
-                return
-            if key[0] == END:
-                peer.finished = True
-            else:
-                self.on_early(peer.rank, key)
-        except UserError:
-            peer.key = (END, 0)
-            raise
-        finally:
-            if peer.receive is None:
-                peer.into = memoryview(bytearray(nbytes))
-
-    def _end_message(self, peer: _Peer, received: memoryview) -> None:
-        receive, peer.receive, peer.into, peer.got = peer.receive, None, None, 0
-        if receive is not None:
-            receive.then(received)
-        elif peer.key[0] != END:
-            peer.kept.setdefault(peer.key, deque()).append(received)
-            peer.kept_bytes += received.nbytes
-
-    def _read(self, peer: _Peer) -> None:
-        """Receive what has come from a rank."""
-        for _ in range(_READS):
-            if not self._read_message(peer):
-                return
-            if self._is_full(peer):
-                self._register(peer)
-                return
-
-    def _read_message(self, peer: _Peer) -> bool:
-        """Receive a message. Return False if bytes of the message are missing."""
-        if peer.lost:
-            return False
-        if peer.into is None:
-            if not self._fill(peer, memoryview(peer.header)):
-                return False
-            channel, tag, nbytes = _HEADER.unpack(peer.header)
-            self._begin_message(peer, (channel, tag), nbytes)
-        assert peer.into is not None
-        if not self._fill(peer, peer.into):
-            return False
-        self._end_message(peer, peer.into)
-        return True
-
-    def _fill(self, peer: _Peer, into: memoryview) -> bool:
-        """Receive bytes up to the end of a header or message. Return False if some are missing."""
-        assert peer.connection is not None
-        while peer.got < into.nbytes:
-            try:
-                count = peer.connection.recv_into(into[peer.got :])
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(peer, line_of(error))
-                return False
-            if count == 0:
-                self._lose(peer, "its connection has ended")
-                return False
-            peer.got += count
-        return True
-
-    def _flush(self, peer: _Peer) -> None:
-        """Send as much as the connection takes."""
-        assert peer.connection is not None
-        sending = peer.sending
-        while sending:
-            parts = [part for part in (sending[0], sending[1]) if isinstance(part, memoryview)]
-            try:
-                count = peer.connection.sendmsg(parts)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                # What came before the end, perhaps END, is still there.
-                while self._read_message(peer):
-                    pass
-                if not peer.lost:
-                    self._lose(peer, line_of(error))
-                return
-            for part in parts:
-                if count < part.nbytes:
-                    sending[0] = part[count:]
-                    break
-                count -= part.nbytes
-                sending.popleft()
-            if not isinstance(then := sending[0], memoryview):
-                sending.popleft()
-                then()
-        self._register(peer)
-
-    def _is_full(self, peer: _Peer) -> bool:
-        """Return True if nothing more may be kept, and no receive is pending."""
-        full = peer.kept_bytes > self._most_kept
-        return full and not peer.posted and peer.receive is None
-
-    def _register(self, peer: _Peer) -> None:
-        """Watch a connection for bytes, unless too many are kept, and for room to send."""
-        events = 0 if self._is_full(peer) else _IN
+        if peer.connection is None:
+            return
+        events = 0 if peer.full else _IN
         if peer.sending:
             events |= _OUT
-        if peer.connection is None or events == peer.events or peer.lost:
+        if peer.lost:
+            events = 0
+            if peer not in self._lost:
+                self._lost.append(peer)
+        if events == peer.events:
             return
         descriptor = peer.connection.fileno()
         if not peer.events:
@@ -444,16 +240,8 @@ class Mesh:
             self._epoll.modify(descriptor, events)
         peer.events = events
 
-    def _lose(self, peer: _Peer, why: str) -> None:
-        """Note the end of a connection: no error yet, as the rank may have no more messages."""
-        assert peer.connection is not None
-        if peer.events:
-            self._epoll.unregister(peer.connection.fileno())
-        peer.lost, peer.events = why, 0
-        self._lost.append(peer)
-
-    def _ended(self, peer: _Peer, name: str) -> UserError:
-        rank, own = self.world_ranks[peer.rank], self.world_ranks[self.rank]
+    def _ended(self, peer: Peer, name: str) -> UserError:
+        rank, own = peer.name, self.world_ranks[self.rank]
         if peer.finished:
             return UserError(waiting_for_finished([rank], f"rank {own} waits in {name}"))
         return PeerFailure(

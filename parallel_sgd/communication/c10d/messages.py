@@ -10,7 +10,8 @@ import numpy as np
 from ..cuda.staged_messages import StagedMessages
 from ..liveness.watchdog import Watchdog
 from ..messages import Array, Then
-from .mesh import MESSAGES, Mesh
+from .mesh import Mesh
+from .peer import MESSAGES
 
 
 class MeshMessages(StagedMessages):
