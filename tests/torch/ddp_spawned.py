@@ -23,6 +23,7 @@ def train(rank: int, folder: str) -> None:
         found = {"report": handle.report(), "losses": losses, "equal": equal_on_all(ddp)}
     found["moved"] = float(abs(values_of(ddp) - start).max())
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    del ddp  # it holds the group, whose threads would outlive Python: they abort at its end
     dist.destroy_process_group()
 
 
