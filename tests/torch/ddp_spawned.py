@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from ddp_models import equal_on_all, mlp, trained, values_of, wrapped
+from rank_checks import wait_for_threads_of_pytorch
 
 from parallel_sgd.torch import compress
 
@@ -23,7 +24,7 @@ def train(rank: int, folder: str) -> None:
         found = {"report": handle.report(), "losses": losses, "equal": equal_on_all(ddp)}
     found["moved"] = float(abs(values_of(ddp) - start).max())
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
-    del ddp  # it holds the group, whose threads would outlive Python: they abort at its end
+    wait_for_threads_of_pytorch()
     dist.destroy_process_group()
 
 

@@ -62,6 +62,15 @@ def require(found: Mapping[str, list[str]], name: str, ranks: int) -> None:
     assert len(ended) == ranks, f"{name} was not done by {ranks - len(ended)} ranks"
 
 
+def wait_for_threads_of_pytorch() -> None:
+    """Let the threads of gloo release the tensors of the latest collective.
+
+    They need Python's lock for that, and a thread that asks for the lock while Python ends aborts
+    the process.
+    """
+    time.sleep(0.5)
+
+
 def perform(checks: Mapping[str, Callable[[], object]], rank: int, folder: Path) -> None:
     """Do all checks in order, until one fails on this rank."""
     done: dict[str, str] = {}
@@ -76,4 +85,6 @@ def perform(checks: Mapping[str, Callable[[], object]], rank: int, folder: Path)
             print(f"{name}: {time.monotonic() - begun:.2f} s", flush=True)
         (folder / f"checks.{rank}").write_text(json.dumps(done))
         if done[name] != PASSED:
+            wait_for_threads_of_pytorch()
             sys.exit(1)
+    wait_for_threads_of_pytorch()

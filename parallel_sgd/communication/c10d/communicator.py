@@ -25,7 +25,7 @@ from ..phrases import different_calls
 from .connections import Listener, Offer
 from .endpoint import MeshEndpoint
 from .mesh import Mesh
-from .messages import MeshMessages, bytes_of
+from .messages import AT_ONCE, IDLE_S, MeshMessages, bytes_of
 from .peer import COLLECTIVES, Key, mismatch
 
 CALLS = ("allgather", "alltoall", "broadcast", "sum_integers", "allgather_object")
@@ -225,7 +225,7 @@ class C10dCommunicator(Communicator):
         mesh, left = self._mesh, len(sent) + len(received)
         self._number, self._call = self._number + 1, CALLS.index(call)
         key = COLLECTIVES, self._number * len(CALLS) + self._call
-        backoff = Backoff(mesh.idle, at_once=50, first_s=1e-3)
+        backoff = Backoff(mesh.idle, at_once=AT_ONCE, first_s=IDLE_S)
 
         def done(peer: int, room: memoryview | None, data: memoryview) -> None:
             nonlocal left

@@ -7,11 +7,15 @@ from functools import partial
 
 import numpy as np
 
+from ..backoff import Backoff
 from ..cuda.staged_messages import StagedMessages
 from ..liveness.watchdog import Watchdog
 from ..messages import Array, Then
 from .mesh import Mesh
 from .peer import MESSAGES
+
+#: Few checks before a sleep: a message ends the sleep, and other ranks may need the core.
+AT_ONCE, IDLE_S = 2, 1e-3
 
 
 class MeshMessages(StagedMessages):
@@ -60,6 +64,11 @@ class MeshMessages(StagedMessages):
 
     def idle(self, seconds: float) -> None:
         self._mesh.idle(seconds)
+
+    def backoff(self, *, computing: bool = False) -> Backoff:
+        if computing:
+            return super().backoff(computing=True)
+        return Backoff(self.idle, at_once=AT_ONCE, first_s=IDLE_S)
 
     def _awaited(self) -> list[int]:
         return [self._mesh.world_ranks[peer] for peer in self._mesh.awaited(MESSAGES)]
