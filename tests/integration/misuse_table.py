@@ -400,6 +400,11 @@ TORCH = [
     torch_program(
         "a number in place of a process group", "psgd.torch.hook_state(comm, process_group=3)"
     ),
+    torch_program(
+        "a model without DistributedDataParallel, to be compressed",
+        "psgd.torch.compress(torch.nn.Linear(3, 2), gradient_bits=4)",
+    ),
+    torch_program("no process group of PyTorch's", "psgd.Communicator.of_process_group()"),
 ]
 
 AT_1 = "if comm.rank == 1:\n    "

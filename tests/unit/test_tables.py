@@ -124,15 +124,15 @@ OF_STEPS = [
     ),
     OfSteps(
         "docs/measurements.md",
-        "| 2 hosts | 100 Mbit/s | 1 Gbit/s |",
+        "| 2 hosts | MLP, 100 Mbit/s | MLP, 1 Gbit/s | transformer, 100 Mbit/s | 1 Gbit/s |",
         "training-process-group-2",
-        (("5M", M100), ("5M", G1)),
+        (("5M", M100), ("5M", G1), ("transformer", M100), ("transformer", G1)),
     ),
     OfSteps(
         "docs/measurements.md",
-        "| 4 hosts | 100 Mbit/s | 1 Gbit/s |",
+        "| 4 hosts | MLP, 100 Mbit/s | MLP, 1 Gbit/s | transformer, 100 Mbit/s | 1 Gbit/s |",
         "training-process-group-4",
-        (("5M", M100), ("5M", G1)),
+        (("5M", M100), ("5M", G1), ("transformer", M100), ("transformer", G1)),
     ),
     OfSteps(
         "docs/measurements.md",
