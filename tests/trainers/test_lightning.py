@@ -21,7 +21,9 @@ from parallel_sgd.errors import UserError  # noqa: E402
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
-def module_of(package: Any, *, manual: bool = False) -> Any:
+def module_of(package: Any, *, manual: bool = False, steps: int = 1) -> Any:
+    """A module that takes its optimizer's steps itself, if `manual`: some in each minibatch."""
+
     class Module(package.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -36,13 +38,13 @@ def module_of(package: Any, *, manual: bool = False) -> Any:
             return cross_entropy(self.layers(x), y)
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor | None:
-            loss = self.loss(batch)
             if not manual:
-                return loss
+                return self.loss(batch)
             optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
+            for part in range(steps):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss([values[part::steps] for values in batch]))
+                optimizer.step()
             return None
 
         def validation_step(self, batch: Any, number: int) -> None:
@@ -235,8 +237,31 @@ def test_gradients_by_the_learner_are_those_of_ddp(folder: Path) -> None:
     assert (values - plain).abs().max() < 1e-5
 
 
+def full_precision() -> Any:
+    return psgd.torch.LightningStrategy(algorithm=psgd.DataParallelSGD(), package="lightning")
+
+
+def test_several_steps_in_a_minibatch_are_those_of_ddp(folder: Path) -> None:
+    ends = []
+    for strategy in (full_precision(), "ddp"):
+        module = module_of(lightning, manual=True, steps=2)
+        trainer_of(folder, strategy).fit(module, loader())
+        ends.append(values_of(module))
+    assert (ends[0] - ends[1]).abs().max() < 1e-5
+
+
+def test_averaged_weights_need_an_epoch_without_backward(folder: Path) -> None:
+    ends = []
+    for strategy in (full_precision(), "ddp"):
+        average = lightning.pytorch.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1)
+        ends.append(trained(folder, strategy, epochs=3, callbacks=[average])[1])
+    assert (ends[0] - ends[1]).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(
-    "algorithm", ALGORITHMS[:1] + ALGORITHMS[3:], ids=lambda a: type(a).__name__
+    "algorithm",
+    [ALGORITHMS[0], psgd.BlockMomentumSGD(sync_steps=3), ALGORITHMS[3]],
+    ids=lambda a: type(a).__name__,
 )
 def test_an_algorithm_resumes_bit_for_bit(folder: Path, algorithm: Any) -> None:
     """In the midst of a block: 8 steps are no multiple of 3."""
@@ -259,6 +284,19 @@ def test_an_algorithm_resumes_bit_for_bit(folder: Path, algorithm: Any) -> None:
     assert torch.equal(resumed, values)
     state = torch.load(first, weights_only=True)
     assert torch.equal(state["state_dict"]["layers.0.weight"], seen[state["epoch"]])
+
+
+def test_a_checkpoint_by_a_link_and_one_that_is_only_tested(folder: Path) -> None:
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, "x", save_last="link")
+    learned(folder, ALGORITHMS[0], callbacks=[keep], enable_checkpointing=True)
+    last = folder / "last.ckpt"
+    assert last.is_symlink()
+    again, _ = learned(folder, ALGORITHMS[0], epochs=2, resume=last)
+    assert again.strategy.learner.samples == 2 * 64
+    again.fit_loop.max_epochs = 3
+    again.validate(again.lightning_module, loader(), ckpt_path=last, weights_only=True)
+    again.fit(again.lightning_module, loader())
+    assert again.strategy.learner.samples == 64
 
 
 def test_validation_has_the_common_model(folder: Path) -> None:

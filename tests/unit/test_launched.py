@@ -1,5 +1,7 @@
 """What a launcher's environment says, and how an error on a rank is told."""
 
+import contextlib
+import io
 import os
 import socket
 import sys
@@ -294,6 +296,18 @@ def test_excepthook_ends_the_job_and_is_installed_once(
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     hook(RuntimeError, RuntimeError("typed"), None)
     assert [str(error) for error in seen] == ["typed"]
+
+
+@pytest.mark.usefixtures("on_a_rank")
+def test_an_error_is_printed_inside_the_hook_of_pytorch(
+    set_excepthook: Callable[[Any], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's hook prints what an earlier hook has written, once that hook returns."""
+    set_excepthook(sys.__excepthook__)
+    install_excepthook()
+    with contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
+        sys.excepthook(RuntimeError, RuntimeError("boom"), None)
+    assert capfd.readouterr().err == "[rank 2] RuntimeError: boom\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import select
 import signal
@@ -82,6 +83,9 @@ def install_excepthook() -> None:
         if hasattr(sys, "ps1") or sys.flags.interactive or not has_other_ranks():
             previous(kind, error, frames)
             return
+        if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+            # PyTorch's hook prints what this hook has written only after this hook's return.
+            sys.stderr = sys.__stderr__
         end_job(report(error), shared=isinstance(error, SharedError))
 
     hook.ends_the_job = True  # type: ignore[attr-defined]

@@ -99,6 +99,6 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         raise UserError(
-            "ddp has a communication hook already: call compress once, and neither "
-            "register_comm_hook nor a trainer's option for a hook"
+            "ddp has a communication hook already: call compress once, without "
+            "register_comm_hook, a trainer's option for a hook, or DDP's mixed_precision"
         ) from error

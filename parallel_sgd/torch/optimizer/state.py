@@ -47,7 +47,7 @@ class TorchOptimizerState(OptimizerState):
         vectors: keeps tensors of the state in `buffers`.
         state_dicts: of each optimizer.
         known: the latest documents of the parameters' states.
-        initial: the initial state, as returned by `copied`.
+        initial: the state before the first step, as returned by `copied`.
         changed: for each parameter group, the keys that the optimizer itself changes in a step,
             such as a counter. Changes of the remaining keys are due to a scheduler or the program.
 
@@ -82,7 +82,7 @@ class TorchOptimizerState(OptimizerState):
         trained = {p: name for name, p in module.tensors.items()}
         state.known = Entries(lambda: Writer(state.vectors.part_of, trained))
         state.vectors.move()
-        state.initial = state.copied({})
+        state.initial = state._before_steps()
         return state
 
     def adopt(self) -> None:
@@ -189,6 +189,23 @@ class TorchOptimizerState(OptimizerState):
         for vector in kept.values():
             vector.fill(0)
         self.buffers.update(kept)
+
+    def _before_steps(self) -> dict[str, Any]:
+        """Return a copy of the present state, without the results of earlier steps: an optimizer
+        may have been loaded. Local.
+        """
+        copied = self.copied({})
+        for number, (one, form) in enumerate(zip(self.optimizers, self.state_dicts, strict=True)):
+            if form.has_own_form or not _has_stepped(one):
+                continue
+            copied["state_dicts"][number] = {**copied["state_dicts"][number], "state": {}}
+            for vector in copied["buffers"].values():
+                for name, view in zip(
+                    self.module.tensors, self.module.views_of(vector), strict=True
+                ):
+                    if name in form.parameters:
+                        view.zero_()
+        return copied
 
     @property
     def _first(self) -> Mapping[str, Array]:
@@ -373,3 +390,16 @@ def _copy_of(value: Any, path: Any) -> Any:
     """
     same = "param_groups" in path or isinstance(value, defaultdict)
     return value if same else copy.deepcopy(value)
+
+
+def _has_stepped(optimizer: Any) -> bool:
+    """Return whether an optimizer has the results of earlier steps: a counter above zero, or,
+    without a counter, a value that is not zero. Local.
+    """
+    for state in optimizer.state.values():
+        if "step" in state:
+            if float(state["step"]) > 0:
+                return True
+        elif any(is_tensor(value) and bool(value.any()) for value in state.values()):
+            return True
+    return False

@@ -48,6 +48,7 @@ class Learned:
         self._algorithm, self._timeout_s, self._options = algorithm, timeout_s, dict(options)
         self._samples_of = samples or batch_size_of
         self._samples = 0  #: of the minibatches since the latest step
+        self._stepped_samples = 0  #: of the latest step
         self._resumed: Path | None = None  #: the checkpoint of this fit
         self._evaluation = ExitStack()  #: holds the common model during a validation
         self._error: BaseException | None = None
@@ -106,8 +107,11 @@ class Learned:
         assert self.learner is not None
         result = closure()
         this.precision_plugin._after_closure(this.lightning_module, optimizer)
-        samples, self._samples = self._samples, 0
-        self.learner.step(samples)
+        if this.lightning_module.trainer.fit_loop._skip_backward:  # StochasticWeightAveraging's
+            return result
+        # A further step in the same batch, by manual optimization, counts the same samples.
+        self._stepped_samples, self._samples = self._samples or self._stepped_samples, 0
+        self.learner.step(self._stepped_samples)
         return result
 
     @contextmanager
@@ -130,6 +134,7 @@ class Learned:
     def teardown(self) -> None:
         """Close the learner. Collective, except after an error."""
         self._evaluation.close()
+        self._resumed = None  # a checkpoint that was only tested
         if self.learner is not None and not self.learner.access.is_closed:
             comm = self.learner.comm
             self.learner.__exit__(None, self._error, None)
@@ -188,7 +193,7 @@ class Learned:
 
     def load_checkpoint(self, checkpoint_path: Any, *arguments: Any, **named: Any) -> Any:
         """Load a checkpoint, whose learner's state is loaded later. Local."""
-        self._resumed = Path(checkpoint_path)
+        self._resumed = Path(checkpoint_path).resolve()  # ModelCheckpoint(save_last="link")
         return super().load_checkpoint(checkpoint_path, *arguments, **named)  # type: ignore[misc]
 
     def _remove_folder(self, filepath: Any) -> None:
