@@ -195,16 +195,14 @@ class TorchOptimizerState(OptimizerState):
         may have been loaded. Local.
         """
         copied = self.copied({})
-        for number, (one, form) in enumerate(zip(self.optimizers, self.state_dicts, strict=True)):
-            if form.has_own_form or not _has_stepped(one):
+        for number, one in enumerate(self.state_dicts):
+            if one.has_own_form or not one.has_stepped:
                 continue
             copied["state_dicts"][number] = {**copied["state_dicts"][number], "state": {}}
             for vector in copied["buffers"].values():
-                for name, view in zip(
-                    self.module.tensors, self.module.views_of(vector), strict=True
-                ):
-                    if name in form.parameters:
-                        view.zero_()
+                views = dict(zip(self.module.tensors, self.module.views_of(vector), strict=True))
+                for name in one.parameters:
+                    views[name].zero_()
         return copied
 
     @property
@@ -390,16 +388,3 @@ def _copy_of(value: Any, path: Any) -> Any:
     """
     same = "param_groups" in path or isinstance(value, defaultdict)
     return value if same else copy.deepcopy(value)
-
-
-def _has_stepped(optimizer: Any) -> bool:
-    """Return whether an optimizer has the results of earlier steps: a counter above zero, or,
-    without a counter, a value that is not zero. Local.
-    """
-    for state in optimizer.state.values():
-        if "step" in state:
-            if float(state["step"]) > 0:
-                return True
-        elif any(is_tensor(value) and bool(value.any()) for value in state.values()):
-            return True
-    return False

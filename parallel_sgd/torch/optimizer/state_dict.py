@@ -57,6 +57,16 @@ class StateDict:
         """True if the ``state_dict()`` is not of PyTorch's form."""
         return not self.names_by_number(self.optimizer.state_dict())
 
+    @property
+    def has_stepped(self) -> bool:
+        """True if the state has results of earlier steps: a counter above zero, or a momentum."""
+        for state in self.optimizer.state.values():
+            for key in ("step", "momentum_buffer"):  # those of PyTorch's optimizers
+                value = state.get(key) if isinstance(state, dict) else None
+                if value is not None and bool(torch.as_tensor(value).any()):
+                    return True
+        return False
+
     def parts(self) -> tuple[dict[str, Any], Any]:
         """Return the states by parameter, and the rest of the ``state_dict()``. If the
         ``state_dict()`` has a form of its own, return no states, and the whole.
