@@ -73,7 +73,7 @@ def waiting_for_finished(finished: Sequence[int], waits: str) -> str:
     have = "has" if len(finished) == 1 else "have"
     return (
         f"{waits} for {in_words(finished)}, which {have} finished (the program has ended there): "
-        "every rank must take every step, and call learner.finish()"
+        "every rank must take every step, and call learner.finish(), or use DDP's join()"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -200,6 +201,39 @@ def test_what_cannot_be_loaded(comm):
         state.load_state_dict(saved | {"residuals": other})
         with pytest.raises(SharedError, match="it is of another model"):
             model.means(state, WHOLE, model.gradients(0))
+
+
+def test_every_rank_must_load_the_same_steps(comm):
+    model, first = Model(comm.rank), comm.rank == 0
+    with hook_state(comm, gradient_bits=1) as state:
+        model.means(state, WHOLE, model.gradients(0))
+        saved = state.state_dict()
+        with pytest.raises(SharedError, match=r"must be what state_dict.*\(on rank 0\)"):
+            state.load_state_dict({} if first else saved)
+        if comm.size > 1:
+            with pytest.raises(SharedError, match=r"steps that load_state_dict .*: rank 0: 1; "):
+                state.load_state_dict(saved | {"steps": 1 + comm.rank})
+            with pytest.raises(SharedError, match=r"scale that load_state_dict .*rank 0: 1\.0"):
+                state.load_state_dict(saved | {"scale": 2.0**comm.rank})
+        kept = state.state_dict()
+        assert kept["steps"] == 1 and same_state(kept["residuals"], saved["residuals"])
+    if comm.size > 1:
+        state = hook_state(comm, gradient_bits=1)
+        call = state.load_state_dict if first else partial(model.means, state, WHOLE)
+        given = saved if first else model.gradients(1)
+        with pytest.raises(SharedError, match="load_state_dict restores must be the same on all"):
+            call(given)
+        state.close()
+
+
+def test_a_state_of_another_module(comm):
+    saved = {"rank": comm.rank, "ranks": comm.size, "steps": 1, "scale": 1.0}
+    zeros = {"worker_error": torch.zeros(3), "owner_error": torch.zeros(0), "owner_begin": 0}
+    with hook_state(comm, gradient_bits=1, module=Sequential(Linear(4, 3))) as state:
+        for name, error in (("0.weight", "'0.weight' has 3 .*has 12"), ("weight", "no name is")):
+            with pytest.raises(SharedError, match=error):
+                state.load_state_dict(saved | {"residuals": {name: zeros}})
+        state.load_state_dict(saved | {"residuals": {"0.bias": zeros, "frozen since": zeros}})
 
 
 BITS = {"gradient_bits": 1, "block_size": 64}

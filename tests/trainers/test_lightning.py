@@ -341,3 +341,7 @@ def test_what_an_algorithm_refuses(folder: Path) -> None:
     module.configure_optimizers = lambda: [torch.optim.SGD(module.parameters(), lr=0.1)] * 2
     with pytest.raises(UserError, match="must return one optimizer, and it has returned 2"):
         trainer.fit(module, loader())
+    module = module_of(lightning)
+    module.configure_optimizers = lambda: None
+    with pytest.raises(UserError, match="must return one optimizer, and it has returned None"):
+        trainer.fit(module, loader())

@@ -54,7 +54,7 @@ def of_process_group(group: Any, timeout_s: float) -> C10dCommunicator:
     watched = Watchdog(timeout_s, ranks[place], _end_process)
 
     def gather(data: bytes) -> Sequence[bytes]:
-        with watched(name):
+        with watched(f"{name}, which every rank of the process group must call"):
             return _all_gather(data, len(ranks), group)
 
     return _made(name, gather, place, ranks, watched)
@@ -131,7 +131,9 @@ def _made(
             gathered = gather(packed([*listener.offer]))
         except (RuntimeError, ValueError, OSError) as error:  # DistError is a RuntimeError
             reason = line_of(error).partition(" Exception raised from")[0]
-            raise UserError(f"{name}: the ranks cannot find each other: {reason}") from error
+            raise UserError(
+                f"{name}: a rank has ended, or the ranks cannot find each other: {reason}"
+            ) from error
         offers = [Offer.of(unpacked(data)) for data in gathered]
         connections = listener.connect(rank, offers, watched.timeout_s)
     comm = C10dCommunicator(Mesh(rank, connections, world_ranks), watched)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import threading
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,6 +25,10 @@ from .parts import REQUIRED, Parts, parts_of
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field
 ENCRYPTED = 0x1
 OF_Y = re.compile("label|target")  #: in names of arrays y
+_PARSES_HEADER = threading.Lock()
+"""Held while NumPy parses a header by `ast`: in several threads of Python 3.11 this fails at random
+(gh-106905)."""
+
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
@@ -151,7 +156,8 @@ def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     try:
         version = npy.read_magic(file)
-        shape, fortran, dtype = readers[version](file)
+        with _PARSES_HEADER:
+            shape, fortran, dtype = readers[version](file)
     except KeyError:
         raise UserError(f"{what} must hold plain numbers, not structures") from None
     except Exception as error:  # NumPy's parser raises any exception for a damaged header
@@ -187,7 +193,8 @@ def _decompressed(what: str, member: IO[bytes], length: int) -> Array:
     require_memory(what, size)
     member.seek(0)
     try:
-        array: Array = npy.read_array(member, allow_pickle=False)
+        with _PARSES_HEADER:
+            array: Array = npy.read_array(member, allow_pickle=False)
     except MemoryError:
         raise UserError(f"{what} does not fit into memory: it has {size:,} bytes") from None
     return array

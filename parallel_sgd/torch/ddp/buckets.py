@@ -164,14 +164,23 @@ class Buckets:
             kept |= bucket.residuals()
         return kept
 
-    def set_residuals(self, kept: Mapping[str, ParameterResidual]) -> None:
-        """Replace all residuals. Local.
+    def require_fitting(self, kept: Mapping[str, ParameterResidual]) -> None:
+        """Check that residuals are of this model, as far as its parameters are known. Local.
 
         Raises:
-            UserError: a residual differs in size from its parameter; nothing has changed then.
+            UserError: a residual differs in size from its parameter, or no residual has a
+                parameter.
         """
-        for _, bucket in self._buckets:
-            _require_sizes(bucket.sizes, kept)
+        sizes = {name: tensor.numel() for name, tensor in self._named.values()}
+        _require_sizes(sizes, kept)
+        if kept and sizes and not self._numbered and not sizes.keys() & kept.keys():
+            raise UserError(
+                f"state has a residual of {next(iter(kept))!r}, and DDP's module has "
+                f"{next(iter(sizes))!r}: no name is the same, so it is of another model"
+            )
+
+    def set_residuals(self, kept: Mapping[str, ParameterResidual]) -> None:
+        """Replace all residuals, after `require_fitting`. Local."""
         self._kept = dict(kept)
         for _, bucket in self._buckets:
             own = {name: self._kept.pop(name) for name in bucket.sizes if name in self._kept}

@@ -39,11 +39,15 @@ class GatheredState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore rank 0's result of `state_dict`, on any number of ranks; see
-        `HookState.load_state_dict`. Local; every rank must load.
+        `HookState.load_state_dict`. Collective.
 
         Raises:
-            UserError: the state is something else.
+            SharedError: on all ranks: the state is something else, or does not fit.
         """
-        if not isinstance(state, Mapping) or not state.get(STATES):
-            raise UserError(f"state={shown(state)} must be rank 0's result of state_dict()")
-        self.handle.load_state_dict(state[STATES])
+
+        def states() -> Any:
+            if not isinstance(state, Mapping) or not state.get(STATES):
+                raise UserError(f"state={shown(state)} must be rank 0's result of state_dict()")
+            return state[STATES]
+
+        self.handle.load_state_dict(self.handle.comm.together(states))

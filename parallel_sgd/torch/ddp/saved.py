@@ -125,7 +125,7 @@ def state_for(states: Any, rank: int, ranks: int) -> SavedState:
             raise UserError(
                 f"state is of rank {own.rank} of {own.ranks}, but this is rank {rank} of {ranks}: "
                 "give the rank its own saved state, or on another number of ranks a list with the "
-                "saved states of all ranks"
+                "saved states of all ranks (psgd.torch.GatheredState saves these on rank 0)"
             )
         return own.copied()
     if not isinstance(states, Iterable) or isinstance(states, str | bytes | torch.Tensor):

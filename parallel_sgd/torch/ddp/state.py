@@ -165,8 +165,9 @@ class HookState:
             state: the result of `state_dict` from this rank, on the same number of ranks; or from
                 all ranks, in a list or an iterator. Needed on another number of ranks.
         Raises:
-            UserError: the state is of another rank, number of ranks, or model; or the states of all
-                ranks are incomplete, or of different steps.
+            SharedError: on all ranks: a state is of another rank, number of ranks, or model; the
+                states of all ranks are incomplete, or of different steps; or the ranks have loaded
+                different steps. Nothing has changed then.
 
         On the same number of ranks training repeats bit for bit if DDP has the same buckets as when
         saved. A new process starts with the buckets of a first iteration (DDP rebuilds them after
@@ -176,10 +177,23 @@ class HookState:
 
             state.load_state_dict(torch.load(f"hook_{k}.pt") for k in range(ranks_before))
 
-        Only between backward passes. Local; every rank must load.
+        Only between backward passes. Collective.
         """
         self._require_idle("load_state_dict")
-        saved = state_for(state, self._comm.rank, self._comm.size)
+        comm = self._comm
+
+        def checked() -> SavedState:
+            saved = state_for(state, comm.rank, comm.size)
+            self._buckets.require_fitting(saved.residuals)
+            return saved
+
+        saved = comm.together(checked)
+        comm.require_agreement(
+            {
+                "the number of steps that load_state_dict restores": saved.steps,
+                "the loss scale that load_state_dict restores": saved.scale,
+            }
+        )
         self._buckets.set_residuals(saved.residuals)
         self.steps, self._scale = saved.steps, saved.scale
 

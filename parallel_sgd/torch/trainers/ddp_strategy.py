@@ -59,7 +59,7 @@ class Compressed:
         super().save_checkpoint(checkpoint, *arguments, **named)  # type: ignore[misc]
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the optimizers' states and the residuals. Local."""
+        """Load the optimizers' states and the residuals. Collective."""
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
         assert self.handle is not None
         if KEY in checkpoint:

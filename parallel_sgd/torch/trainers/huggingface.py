@@ -157,7 +157,7 @@ class TrainerCallback(transformers.TrainerCallback):
         comm = self.handle.comm
         self._run = comm.allgather_object(secrets.token_hex(8))[0]
         if self._saved:
-            comm.together(self._load)
+            self._load()
         self._state.stateful_callbacks[KEY] = {
             "run": self._run,
             "ranks": self._ranks,
@@ -187,12 +187,12 @@ class TrainerCallback(transformers.TrainerCallback):
         return {**saved, "folders": list(dict.fromkeys(map(os.path.abspath, folders)))}
 
     def _load(self) -> None:
-        """Load the residuals of the checkpoint. Local."""
+        """Load the residuals of the checkpoint. Collective."""
         assert self.handle is not None
-        ranks = self._saved["ranks"]
+        ranks, comm = self._saved["ranks"], self.handle.comm
         if ranks == self._ranks:
-            self.handle.load_state_dict(self._read(self._rank))
-        else:
+            self.handle.load_state_dict(comm.together(lambda: self._read(self._rank)))
+        else:  # read by load_state_dict, one at a time
             self.handle.load_state_dict(self._read(rank) for rank in range(ranks))
 
     def _read(self, rank: int) -> Any:

@@ -72,6 +72,11 @@ class Learned:
                     "LightningStrategy(algorithm=...): configure_optimizers must return one "
                     f"optimizer, and it has returned {len(optimizers)}"
                 )
+            if type(optimizers[0]).__name__ == "_MockOptimizer":  # Lightning's, in place of None
+                raise UserError(
+                    "LightningStrategy(algorithm=...): configure_optimizers must return one "
+                    "optimizer, and it has returned None"
+                )
             if trainer.gradient_clip_val:
                 raise UserError(
                     f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips the gradient of "
