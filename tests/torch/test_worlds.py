@@ -210,8 +210,8 @@ def test_a_child_of_a_rank_is_no_rank(jobs: Any) -> None:
     ("name", "line"),
     [
         ("beyond", r"\[rank 5\] parallel-sgd: error: RANK=5 must be below WORLD_SIZE=2"),
-        ("nobody", r"\[rank 1\] .*world\(\): the ranks cannot find each other: .+"),
-        ("no such host", r"\[rank 1\] .*world\(\): the ranks cannot find each other: .+"),
+        ("nobody", r"\[rank 1\] .*world\(\): .*the ranks cannot find each other: .+"),
+        ("no such host", r"\[rank 1\] .*world\(\): .*the ranks cannot find each other: .+"),
         ("missing", r"\[rank 0\] .*the ranks cannot find each other: .*1/2 clients joined.*"),
     ],
 )
