@@ -173,7 +173,7 @@ class Buckets:
         """
         sizes = {name: tensor.numel() for name, tensor in self._named.values()}
         _require_sizes(sizes, kept)
-        if kept and sizes and not self._numbered and not sizes.keys() & kept.keys():
+        if kept and sizes and sizes.keys().isdisjoint(kept):
             raise UserError(
                 f"state has a residual of {next(iter(kept))!r}, and DDP's module has "
                 f"{next(iter(sizes))!r}: no name is the same, so it is of another model"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import UserError
@@ -44,10 +44,11 @@ class GatheredState:
         Raises:
             SharedError: on all ranks: the state is something else, or does not fit.
         """
+        self.handle.load_state_dict(_states(state))
 
-        def states() -> Any:
-            if not isinstance(state, Mapping) or not state.get(STATES):
-                raise UserError(f"state={shown(state)} must be rank 0's result of state_dict()")
-            return state[STATES]
 
-        self.handle.load_state_dict(self.handle.comm.together(states))
+def _states(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the states of all ranks. `HookState.load_state_dict` raises an error on all ranks."""
+    if not isinstance(state, Mapping) or not state.get(STATES):
+        raise UserError(f"state={shown(state)} must be rank 0's result of state_dict()")
+    yield from state[STATES]
