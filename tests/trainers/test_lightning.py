@@ -250,6 +250,13 @@ def test_several_steps_in_a_minibatch_are_those_of_ddp(folder: Path) -> None:
     assert (ends[0] - ends[1]).abs().max() < 1e-5
 
 
+def test_a_minibatch_without_samples_counts_none(folder: Path) -> None:
+    """Neither does it count the samples of the minibatch before."""
+    counts = iter([4, 0, 2, 0, 0, 4, 3, 0])
+    trainer, _ = learned(folder, psgd.DataParallelSGD(), samples=lambda batch: next(counts))
+    assert trainer.strategy.learner.samples == RANKS * 13
+
+
 def test_averaged_weights_need_an_epoch_without_backward(folder: Path) -> None:
     ends = []
     for strategy in (full_precision(), "ddp"):

@@ -47,7 +47,7 @@ class Learned:
         self.learner: Learner | None = None
         self._algorithm, self._timeout_s, self._options = algorithm, timeout_s, dict(options)
         self._samples_of = samples or batch_size_of
-        self._samples = 0  #: of the minibatches since the latest step
+        self._samples: int | None = None  #: of the minibatches since the latest step, if any
         self._stepped_samples = 0  #: of the latest step
         self._resumed: Path | None = None  #: the checkpoint of this fit
         self._evaluation = ExitStack()  #: holds the common model during a validation
@@ -57,7 +57,7 @@ class Learned:
 
     def configure_ddp(self) -> None:
         """Leave the model without DDP. Lightning calls this in each fit. Local."""
-        self._error, self._samples, self.learner = None, 0, None
+        self._error, self._samples, self.learner = None, None, None
 
     def on_train_start(self) -> None:
         """Make the learner, after Lightning has restored a checkpoint. Collective."""
@@ -102,7 +102,7 @@ class Learned:
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Count the minibatch's samples. Local."""
-        self._samples += self._samples_of(batch)
+        self._samples = (self._samples or 0) + self._samples_of(batch)
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any
@@ -114,8 +114,8 @@ class Learned:
         this.precision_plugin._after_closure(this.lightning_module, optimizer)
         if this.lightning_module.trainer.fit_loop._skip_backward:  # StochasticWeightAveraging's
             return result
-        # A further step in the same batch, by manual optimization, counts the same samples.
-        self._stepped_samples, self._samples = self._samples or self._stepped_samples, 0
+        if self._samples is not None:  # else a further step in a batch, by manual optimization
+            self._stepped_samples, self._samples = self._samples, None
         self.learner.step(self._stepped_samples)
         return result
 
