@@ -88,6 +88,27 @@ def test_a_rank_prints_itself_where_the_launcher_is_gone(tmp_path: Path) -> None
         assert fails(supervisor, 1, "no data") == "[rank 1] parallel-sgd: error: no data\n"
 
 
+ENDED_AS_IT_TELLS = """
+import os, signal
+from parallel_sgd.communication import report_start
+from parallel_sgd.communication.liveness import abort
+from parallel_sgd.errors import PeerFailure
+report_start()
+abort.user_location = lambda stack: os.kill(os.getpid(), signal.SIGKILL)
+abort.report(PeerFailure("rank 1 has failed"))
+"""
+
+
+def test_a_rank_that_is_ended_before_it_has_told_an_error_has_told_nothing():
+    """As by torchrun, once another rank has failed: else no line would name a rank."""
+    with Supervisor(1, prints=True) as supervisor:
+        variables = {**os.environ, **supervisor.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
+        done = subprocess.run([sys.executable, "-c", ENDED_AS_IT_TELLS], env=variables)
+        assert done.returncode == -signal.SIGKILL
+        said = supervisor.silent_exit_line()
+        assert said is not None and said.startswith("rank 0 (pid ")
+
+
 @pytest.mark.parametrize(
     ("options", "apart"),
     [

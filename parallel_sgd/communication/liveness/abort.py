@@ -172,10 +172,20 @@ def _wait_for_all(mpi: Any) -> None:
 
 
 def report(error: BaseException) -> int:
-    """Print an error for the user, and return the exit code for it."""
+    """Print an error for the user, and return the exit code for it.
+
+    The status follows the text: if this process is ended in between, the launcher names the rank
+    that has failed first.
+    """
     failed_rank = _failed_rank(error)
+    code = _print(error, failed_rank)
     if isinstance(error, PeerFailure | SharedPeerFailure | RanksLost) or failed_rank is not None:
         report_status(Status.LOST)
+    return code
+
+
+def _print(error: BaseException, failed_rank: str | None) -> int:
+    """Print an error, caused by this failed rank if not None, and return the exit code for it."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
         frames = frames.tb_next

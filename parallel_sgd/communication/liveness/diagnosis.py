@@ -224,13 +224,13 @@ class FinishWait:
             self._print_missing(ranks, self._status_query.latest(ranks))
 
     def _end(self, silent: Sequence[int]) -> None:
-        report_status(Status.LOST)
         timeout_s = self._status_query.timeout_s
         print_labelled(
             f"parallel_sgd: this rank has finished, and waits for {in_words(silent)}, which "
             f"{'has' if len(silent) == 1 else 'have'} not answered for timeout_s={timeout_s:g} s; "
             "ending the job"
         )
+        report_status(Status.LOST)
         why = f"has finished, and waited more than {timeout_s:g} s since"
         self._print_missing(silent, self._status_query.query_all("", why))
         end_job(1)
