@@ -14,9 +14,10 @@ Everything here is local: `parallel_sgd.training.trace_file` writes the file of 
 from __future__ import annotations
 
 import threading
-import time
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
+
+from . import runtime
 
 __all__ = ["MOST_EVENTS", "NO_TRACE", "Event", "Span", "Trace"]
 
@@ -128,7 +129,7 @@ class _Recorded:
         self._trace, self._name = trace, name
 
     def __enter__(self) -> None:
-        self._begin_s = time.perf_counter()
+        self._begin_s = runtime.perf_counter()
 
     def __exit__(
         self,
@@ -136,7 +137,7 @@ class _Recorded:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._trace.record(self._name, self._begin_s, time.perf_counter())
+        self._trace.record(self._name, self._begin_s, runtime.perf_counter())
 
 
 class _NoTrace(Trace):

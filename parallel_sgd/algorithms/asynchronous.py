@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import ClassVar, cast
 
 import numpy as np
 
+from .. import runtime
 from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
 from ..errors import NotFinite, SharedError, UserError
@@ -154,7 +154,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if not ranks.serves:
             self._warm_up(state, work)
             state.client.factor = self.ramp_up.factor(0)
-            state.since = time.perf_counter()
+            state.since = runtime.perf_counter()
         return state
 
     @property
@@ -266,7 +266,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         client, samples, x = state.client, state.gathered_samples, work.parameters.flat
         bits = state.bits_after(clock)
         blocked = client.blocked_s - state.blocked
-        client.statistics.seconds.compute += time.perf_counter() - state.since - blocked
+        client.statistics.seconds.compute += runtime.perf_counter() - state.since - blocked
         state.wait()
         vector = gathered
         if state.base is not None:
@@ -300,7 +300,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.gathered is not None:
             state.gathered.fill(0)
         work.skipped.keep(work.samples)
-        state.since, state.blocked = time.perf_counter(), client.blocked_s
+        state.since, state.blocked = runtime.perf_counter(), client.blocked_s
 
     def _can_push(
         self, state: DataParallelASGDState, work: Work, vector: Array, bits: float

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ..communication import InBackground
 from ..compression import registered_bits
 from ..costs import Measured
 from ..embedding import Table, check_tables
@@ -76,7 +76,7 @@ class DataParallelASGDState(External):
     connection: Connection = workspace()
     tables: RemoteTables = workspace()
     measured: Measured | None = workspace(default=None)
-    sending: Future[None] | None = workspace(default=None)
+    sending: InBackground[None] | None = workspace(default=None)
     sent: Array | None = workspace(default=None)
     incoming: Array | None = workspace(default=None)
     since: float = workspace(default=0.0)
@@ -173,7 +173,7 @@ class DataParallelASGDState(External):
     def abandon(self) -> None:
         sending, self.sending = self.sending, None
         if sending is not None:
-            sending.exception()
+            sending.error()
         self.connection.abandon()
 
     @property

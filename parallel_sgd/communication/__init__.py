@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RankFailed, RanksChanged
 from ..lazy import on_first_use
+from ..runtime import SimulatedFailure
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
 from .elastic.retry import can_recover, reconfigure_ranks, retry
 from .job_environment import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from .network_interfaces import interfaces
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .serialization import packed, unpacked
-    from .threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld, simulate
+    from .threads.communicator import ThreadCommunicator, ThreadWorld, simulate
     from .threads.endpoint import Mailbox
     from .world import Communicator
 
@@ -143,12 +144,7 @@ __getattr__, __dir__ = on_first_use(
         "network_interfaces": ("interfaces",),
         "roles": ("WHOLE_MINIBATCH", "AllRanks", "AllTrain", "Group", "Roles"),
         "serialization": ("packed", "unpacked"),
-        "threads.communicator": (
-            "SimulatedFailure",
-            "ThreadCommunicator",
-            "ThreadWorld",
-            "simulate",
-        ),
+        "threads.communicator": ("ThreadCommunicator", "ThreadWorld", "simulate"),
         "threads.endpoint": ("Mailbox",),
         "world": ("Communicator",),  # sets the functions that make a world
     },

@@ -5,19 +5,20 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
+from .. import runtime
 from ..errors import RankFailed, RanksLost
+from ..runtime import SimulatedFailure
 from .liveness import finish as finish_protocol  # noqa: F401  registers its exit handler first, so it runs after the one below
 from .liveness.abort import end_at_exit
 
 Result = TypeVar("Result")
 
-_running: set[InBackground[Any]] = set()
+_running: dict[InBackground[Any], None] = {}  # in the order of their starts
 _failed: set[InBackground[Any]] = set()  # with an exception not yet collected
-_ending = threading.Event()
+_ending = runtime.Event()
 
 ENDED_AFTER_S = 5.0  #: longest wait for stopped tasks
 
@@ -38,7 +39,7 @@ def end_rank_tasks(then: Callable[[], object]) -> None:
         then: called after all tasks have ended. Tasks without a `stop` run to their own end first;
             this thread does not wait for them.
     """
-    tasks = [task for task in _running.copy() if task._started_by == threading.get_ident()]
+    tasks = [task for task in list(_running) if task._started_by == threading.get_ident()]
     waited_for = [task for task in tasks if task._stop is None]
 
     def end() -> None:
@@ -49,9 +50,14 @@ def end_rank_tasks(then: Callable[[], object]) -> None:
             then()
 
     if waited_for:
-        threading.Thread(target=end, name="end of a rank", daemon=True).start()
+        runtime.Thread(end, "end of a rank").start()
     else:
         end()
+
+
+def uncollected() -> list[InBackground[Any]]:
+    """Return the ended tasks with an exception that nobody has collected. Local."""
+    return list(_failed)
 
 
 def _stop(running: Iterable[InBackground[Any]]) -> None:
@@ -59,9 +65,9 @@ def _stop(running: Iterable[InBackground[Any]]) -> None:
     stopped = [task for task in running if task._stop is not None]
     for task in stopped:
         task.stop()
-    latest = time.monotonic() + ENDED_AFTER_S
+    latest = runtime.monotonic() + ENDED_AFTER_S
     for task in stopped:
-        task._ended.wait(max(0.0, latest - time.monotonic()))
+        task._ended.wait(max(0.0, latest - runtime.monotonic()))
 
 
 class InBackground(Generic[Result]):
@@ -90,14 +96,14 @@ class InBackground(Generic[Result]):
         self._stop = stop
         self._result: Result | None = None
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self._ended = runtime.Event()
         self._started_by = threading.get_ident()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        _running.add(self)
+        self._thread = runtime.Thread(self._run, name)
+        _running[self] = None
         try:
             self._thread.start()
         except RuntimeError:  # too many threads
-            _running.discard(self)
+            del _running[self]
             raise
 
     @property
@@ -141,21 +147,23 @@ class InBackground(Generic[Result]):
         assert self._function is not None
         try:
             self._result = self._function()
-        except (RankFailed, RanksLost, ProgramEnds) as error:  # reported elsewhere
+        except (RankFailed, RanksLost, ProgramEnds, SimulatedFailure) as error:
+            # reported elsewhere
             self._error = error
         except BaseException as error:  # raised again in `result`
             self._error = error
-            _failed.add(self)
+            if not runtime.process_failed():
+                _failed.add(self)
         finally:
             self._function = None  # frees the objects it refers to
             self._ended.set()
-            _running.discard(self)
+            _running.pop(self, None)
 
 
 def _clear_in_child() -> None:
     """Clear the tasks in a forked child: none of the threads runs there."""
-    for tasks in (_running, _failed):
-        tasks.clear()
+    _running.clear()
+    _failed.clear()
 
 
 os.register_at_fork(after_in_child=_clear_in_child)
@@ -166,10 +174,10 @@ def _wait_for_all() -> None:
     """Wait for all tasks as Python exits: no thread may be in MPI during MPI_Finalize."""
     _ending.set()
     # bounded: for work of this rank, whose own waits are looked at here
-    while waited_for := [task for task in _running.copy() if task._stop is None]:
+    while waited_for := [task for task in list(_running) if task._stop is None]:
         for task in waited_for:  # a task may start another task
             task.wait()
-    _stop(_running.copy())
+    _stop(list(_running))
     errors = {str(task._error): task._error for task in _failed if task._error is not None}
     if errors:  # one each: ranks as threads may fail with the same text
         end_at_exit(list(errors.values()))

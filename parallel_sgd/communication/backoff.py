@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+
+from .. import runtime
 
 
 class Backoff:
@@ -39,9 +40,9 @@ class Backoff:
 
     def pause(self) -> None:
         """Yield the core for a while, after a check without an event."""
-        if self._asked < self._at_once:
+        if self._asked < self._at_once and runtime.scheduler() is None:
             self._asked += 1
-            os.sched_yield()
+            runtime.sched_yield()
             return
         self._sleep(self._sleep_s)
         self._sleep_s = min(self._growth * self._sleep_s, self._longest_s)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from .. import runtime
 from .communicator import Communicator
 
 ROUNDS = 64  #: sums in a comparison of clocks; the fastest sums give the tightest bounds
@@ -29,7 +29,7 @@ class ClockReading:
 
 
 def compare_clocks(
-    comm: Communicator, now: Callable[[], float] = time.perf_counter
+    comm: Communicator, now: Callable[[], float] = runtime.perf_counter
 ) -> ClockReading:
     """Compare this rank's clock with that of rank 0, at the same time on every rank.
 

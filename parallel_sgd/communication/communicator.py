@@ -33,6 +33,7 @@ class Communicator(Agreement):
             failed rank raises `RanksLost` (`parallel-sgd run --survive`).
         generation: number of reconfigurations so far.
         fruitless: number of reconfigurations in a row without a missing rank; 0 after progress.
+        joined: this rank was a standby rank.
 
     Every method is collective unless its documentation says local. Every wait is bounded: after
     `timeout_s` the waiting rank reports the collective's name and ends the job.
@@ -45,6 +46,7 @@ class Communicator(Agreement):
     fault_tolerant: ClassVar[bool] = False
     generation: int = 0
     fruitless: int = 0
+    joined: bool = False
     # Set by `world`: the concrete communicators are defined above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
     _make_of_group: ClassVar[Callable[[Any, float], Communicator]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
 
+from .. import runtime
 from .backoff import Backoff
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
@@ -74,7 +74,7 @@ class Messages(ABC):
 
     def idle(self, seconds: float) -> None:
         """Yield the core for `seconds`, or until a message arrives."""
-        time.sleep(seconds)
+        runtime.sleep(seconds)
 
     def backoff(self, *, computing: bool = False) -> Backoff:
         """Return the pauses between two calls of `progress`.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .. import runtime
 from ..communication import Communicator
 from ..communication.messages import PIECE_BYTES
 from .kernel_speeds import Array, measure_kernel_speeds
@@ -140,7 +140,7 @@ def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int)
     messages = comm.messages()
     backoff = messages.backoff()
     comm.barrier()
-    begin = time.perf_counter()
+    begin = runtime.perf_counter()
     if to is not None and from_ is not None:
         for begins in range(0, nbytes, PIECE_BYTES):
             piece = slice(begins, begins + PIECE_BYTES)
@@ -151,5 +151,5 @@ def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int)
         while messages.under_way:
             if not messages.progress():
                 backoff.pause()
-    slowest: float = max(comm.allgather_object(time.perf_counter() - begin))
+    slowest: float = max(comm.allgather_object(runtime.perf_counter() - begin))
     return slowest

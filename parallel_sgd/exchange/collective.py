@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
+from .. import runtime
 from ..communication import Communicator
 from ..kernels import array_module, empty_like
 from .layout import Piece, Topology
@@ -222,7 +222,7 @@ def _wait_until(is_ready: IsReady | None, buckets: int, *, after: int = 0) -> No
         for number in range(after, buckets):
             # bounded: for this rank's own backward
             while not is_ready(number):
-                time.sleep(POLL_S)
+                runtime.sleep(POLL_S)
 
 
 def _room(piece: Piece) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from .. import runtime
 from ..communication import Communicator
 from ..communication.cuda.nccl import Nccl
 from ..compression import Codec
@@ -203,9 +203,9 @@ def try_transports(
     for attempt in range(rounds + 1):
         for name, exchange in exchanges.items():
             comm.barrier()
-            begin = time.perf_counter()
+            begin = runtime.perf_counter()
             exchange.sum(parameters.flat, residuals[name])
-            seconds = max(comm.allgather_object(time.perf_counter() - begin))
+            seconds = max(comm.allgather_object(runtime.perf_counter() - begin))
             if attempt > 0:
                 best[name] = min(seconds, best.get(name, seconds))
     return best

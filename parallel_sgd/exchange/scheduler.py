@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from time import perf_counter
 from typing import Any
 
+from .. import runtime
 from ..communication.messages import Messages, Then
 from .layout import Piece
 
@@ -127,7 +127,7 @@ class Scheduler:
 
     def send(self, task: Task, message: Array, peer: int, kind: int) -> None:
         """Send a message of a piece. Count SENT once it is sent, except for results."""
-        now = perf_counter()
+        now = runtime.perf_counter()
         self.wire_s = (self.wire_s[0] if self.wire_s else now, now)
         self.bytes_sent += message.nbytes
         then: Then = lambda: None  # noqa: E731  no piece waits for a result's SENT
@@ -159,7 +159,7 @@ class Scheduler:
     def _came(self, task: Task, kind: int, nbytes: int) -> None:
         if kind == REDUCED:
             assert self.wire_s is not None
-            self.wire_s = (self.wire_s[0], perf_counter())
+            self.wire_s = (self.wire_s[0], runtime.perf_counter())
         self._expected[kind] -= nbytes
         self.count(task, kind)
         self._receive(kind)

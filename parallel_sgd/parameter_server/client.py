@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -13,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import Endpoint
+from .. import runtime
+from ..communication import Endpoint, InBackground
 from ..communication.endpoint import as_bytes
 from ..compression import Allowance, EntropyCoded
 from ..kernels import array_module, finish_on_device, on_device, on_host
@@ -124,9 +123,8 @@ class Client(Conversation):
     ) -> None:
         super().__init__(endpoint, WorkerStatistics(), check)
         self.parts, self.servers, self._kind_of_push = tuple(parts), len(parts), kind_of_push
-        self._thread: ThreadPoolExecutor | None = None
-        self._begun: Future[Any] | None = None  # the latest background work
-        self._asking = threading.Lock()
+        self._begun: InBackground[Any] | None = None  # the latest background work
+        self._asking = runtime.Lock()
         self._owner = threading.get_ident()
         self.clock = 0  #: pushes so far, including those without samples
         self.row_clock = 0  #: pushes of rows so far
@@ -136,27 +134,30 @@ class Client(Conversation):
         self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
         self.pending_push: PendingPush | None = None  #: the push under way
 
-    def begin(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` in the background thread. Later requests wait for the result."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "to servers")
-        begun = self._thread.submit(self._locked, work)
-        self._begun = begun
+    def begin(self, work: Callable[[], Result]) -> InBackground[Result]:
+        """Run `work` in a background thread. Later requests wait for the result."""
+        before = self._begun
+
+        def in_turn() -> Result:
+            if before is not None:
+                # bounded: for requests of this rank, each in watched()
+                before.wait()
+            return self._locked(work)
+
+        self._begun = begun = InBackground("to servers", in_turn)
         return begun
 
     def in_order(self, work: Callable[[], Result]) -> Result:
-        """Run `work`, which sends requests, after all background work has ended.
-
-        Usable at program exit too, when Python refuses to start new background work.
-        """
-        begin = time.perf_counter()
+        """Run `work`, which sends requests, after all background work has ended."""
+        begin = runtime.perf_counter()
         try:
             if self._begun is not None:
-                self._begun.exception()  # raised by its `result()`
+                # bounded: for requests of this rank, each in watched()
+                self._begun.wait()
             return self._locked(work)
         finally:
             if threading.get_ident() == self._owner:  # not in the background
-                self.blocked_s += time.perf_counter() - begin
+                self.blocked_s += runtime.perf_counter() - begin
 
     def _locked(self, work: Callable[[], Result]) -> Result:
         with self._asking:
@@ -192,7 +193,7 @@ class Client(Conversation):
         self._push(pending, pending.retry_vector())
 
     def _push(self, pending: PendingPush, vector: Array) -> None:
-        begin = time.perf_counter()
+        begin = runtime.perf_counter()
         residual, samples, out = pending.residual, pending.samples, pending.out
         self.clock, applied, bits = pending.clock, pending.applied, pending.bits
         asks = []
@@ -215,7 +216,7 @@ class Client(Conversation):
                 )
                 asks.append(Ask(server, message, body, part.into(out)))
             answers = self._take(asks, out)
-        self.add_seconds(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, runtime.perf_counter() - begin)
         if samples:
             self.statistics.pushes += 1
             self.statistics.samples += samples
@@ -266,14 +267,14 @@ class Client(Conversation):
         Raises:
             SharedError: a worker has left, so the meeting can never happen.
         """
-        begin = time.perf_counter()
-        self.add_seconds(self.ask_all(Kind.MEET), time.perf_counter() - begin)
+        begin = runtime.perf_counter()
+        self.add_seconds(self.ask_all(Kind.MEET), runtime.perf_counter() - begin)
 
     def sum_samples(self, samples: int) -> int:
         """Return the sum of all workers' samples in a step. Waits for workers still training."""
-        begin, message = time.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
+        begin, message = runtime.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
         answers = self.ask([Ask(0, message)])
-        self.add_seconds(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, runtime.perf_counter() - begin)
         return answers[0].message.samples
 
     def agree_on_whole(self, samples: int) -> None:
@@ -284,9 +285,9 @@ class Client(Conversation):
         Raises:
             SharedError: the workers' sample counts differ.
         """
-        begin, message = time.perf_counter(), Message(kind=Kind.AGREE_ON_WHOLE, samples=samples)
+        begin, message = runtime.perf_counter(), Message(kind=Kind.AGREE_ON_WHOLE, samples=samples)
         answers = self.ask(Ask(server, message) for server in range(self.servers))
-        self.add_seconds(answers, time.perf_counter() - begin)
+        self.add_seconds(answers, runtime.perf_counter() - begin)
 
     def leave(self, out: Array) -> list[WorkerStatistics]:
         """Announce the last push, wait for all workers to do so, and pull the final model.
@@ -337,18 +338,19 @@ class Client(Conversation):
         self.ask(asks)
 
     def abandon(self) -> None:
-        self._end_thread()
+        self._end_begun()
         super().abandon()
 
     def close(self) -> None:
-        """End the background thread, and refuse all later requests."""
-        self._end_thread()
+        """Wait for background work, and refuse all later requests."""
+        self._end_begun()
         super().close()
 
-    def _end_thread(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+    def _end_begun(self) -> None:
+        """Wait for background work. An exception that nobody has asked for is dropped."""
+        if self._begun is not None:
+            self._begun.error()
+            self._begun = None
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
         """Send the same request to every server."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -14,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .. import runtime
+from ..communication import InBackground
 from ..communication.endpoint import as_bytes
 from ..embedding import COUNTS, Table
 from ..errors import RanksLost, UserError
@@ -81,7 +81,7 @@ class RemoteTable:
         self.skipped: SkipsNonFinite | None = None
         self._retry: Retry = _once
         self._to_prefetch: Ids | None = None
-        self._prefetching: tuple[Ids, Future[Rows]] | None = None
+        self._prefetching: tuple[Ids, InBackground[Rows]] | None = None
 
     @property
     def width(self) -> int:
@@ -260,7 +260,7 @@ class RemoteTable:
         return distinct, held, inverse
 
     def _pull(self, client: Client, ids: Ids) -> Rows:
-        begin = time.perf_counter()
+        begin = runtime.perf_counter()
         distinct, held, inverse = self._by_server(client.servers, ids)
         rows = np.empty((len(distinct), self.width), np.float32)
         asks = []
@@ -274,11 +274,11 @@ class RemoteTable:
         out = np.empty((len(ids), self.width), np.float32)
         self._kernels.take_rows(rows, inverse, out)
         client.statistics.rows_pulled += len(rows)
-        client.add_seconds(answers, time.perf_counter() - begin)
+        client.add_seconds(answers, runtime.perf_counter() - begin)
         return out
 
     def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int, clock: int) -> None:
-        begin = time.perf_counter()
+        begin = runtime.perf_counter()
         distinct, held, inverse = self._by_server(client.servers, ids)
         total = np.empty((len(distinct), self.width), np.float32)
         self._kernels.sum_rows(inverse, gradient, total)
@@ -293,7 +293,7 @@ class RemoteTable:
             asks.append(ask)
         answers = client.ask(asks)
         client.statistics.rows_pushed += len(total)
-        client.add_seconds(answers, time.perf_counter() - begin)
+        client.add_seconds(answers, runtime.perf_counter() - begin)
 
     def _to_server(self, kind: Kind, server: int, ids: Ids, rows: Rows) -> Ask:
         """Return a request with rows, float32 [m, width], for a server."""
@@ -332,7 +332,7 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
     # bounded: servers answer, each in watched(); those that wait for the checkpoint do so in
     # watched(), too
     while not all(texts):
-        time.sleep(POLL_INTERVAL_S)
+        runtime.sleep(POLL_INTERVAL_S)
         answers = client.in_order(lambda: client.ask_all(Kind.ASK_WRITTEN))
         texts = [as_text(answer.body) for answer in answers]
     facts = {name: fact for text in texts for name, fact in json.loads(text).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import runtime
 from ..communication import Endpoint
 from ..communication.endpoint import Header, OtherLength, Transfer
 from ..kernels import empty_like, memory
@@ -56,7 +56,7 @@ class Requests:
         self._coming: list[Request] = []  # bodies under way
         self._free: list[Array] = []  # memory for bodies, most recently used last
         #: Time of the latest message from each worker.
-        self.heard = [time.monotonic()] * len(endpoint.peers)
+        self.heard = [runtime.monotonic()] * len(endpoint.peers)
 
     def arrived(self) -> list[Request]:
         """Return complete requests and invalid ones, without waiting.
@@ -65,14 +65,14 @@ class Requests:
             RanksLost: a rank has failed, on fault-tolerant ranks.
         """
         for rank, header in self._endpoint.arrivals():
-            self.heard[self._worker_of[rank]] = time.monotonic()
+            self.heard[self._worker_of[rank]] = runtime.monotonic()
             self._headers.append((rank, header))
         if self._headers:
             self._coming.append(self._begun(*self._headers.popleft()))
         here = [request for request in self._coming if self._is_complete(request)]
         for request in here:
             self._coming.remove(request)
-            request.arrived_ns = request.heartbeat_ns = time.perf_counter_ns()
+            request.arrived_ns = request.heartbeat_ns = runtime.perf_counter_ns()
         return here
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import runtime
 from ..communication import Endpoint
 from ..communication.endpoint import as_bytes
 from ..communication.liveness.finish import ON_ITS_WAY_S
@@ -63,13 +63,13 @@ class Server:
         self._informed: set[int] = set()  # workers that know the problem
         self._finished: set[int] = set()  # workers with their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
-        self._workers_checked_s = self._handled_s = self._presence_checked_s = time.monotonic()
+        self._workers_checked_s = self._handled_s = self._presence_checked_s = runtime.monotonic()
         self._left_since: dict[int, float] = {}  # workers whose program has ended
         self._stopped: float | None = None  # time of `stop`
 
     def stop(self) -> None:
         """End `serve` soon, for a server without workers."""
-        self._stopped = self._stopped or time.monotonic()
+        self._stopped = self._stopped or runtime.monotonic()
 
     @property
     def _is_over(self) -> bool:
@@ -79,7 +79,7 @@ class Server:
         """
         if self._stopped is None:
             return False
-        return self._problem is None or time.monotonic() - self._stopped > REPORT_PROBLEM_FOR_S
+        return self._problem is None or runtime.monotonic() - self._stopped > REPORT_PROBLEM_FOR_S
 
     def serve(self) -> None:
         """Answer requests until every worker has left.
@@ -151,8 +151,8 @@ class Server:
         self._ready.remove(request)
         if request.message.kind not in UNORDERED:
             self._order.answered(request.worker)
-            self._handled_s = time.monotonic()
-        request.begun_ns = time.perf_counter_ns()
+            self._handled_s = runtime.monotonic()
+        request.begun_ns = runtime.perf_counter_ns()
         if self._problem and request.message.kind != Kind.FAIL:
             self._send_problem(request)
             return True
@@ -219,7 +219,7 @@ class Server:
         if self._problem:
             self._send_problem(request)
             return
-        request.ended_ns = request.heartbeat_ns = time.perf_counter_ns()
+        request.ended_ns = request.heartbeat_ns = runtime.perf_counter_ns()
         self._held[request.worker] = request
         self._release()
 
@@ -254,7 +254,7 @@ class Server:
             return
         samples, last = sum(request.message.samples for request in waiting.values()), None
         if kind == Kind.LEAVE:
-            now = time.perf_counter_ns()
+            now = runtime.perf_counter_ns()
             for worker, request in waiting.items():
                 self._statistics[worker, WAIT] += now - request.ended_ns
             samples = self.model.samples
@@ -304,7 +304,7 @@ class Server:
         Args:
             of: the vector whose memory the body is. None if the body has memory of its own.
         """
-        now, worker = time.perf_counter_ns(), request.worker
+        now, worker = runtime.perf_counter_ns(), request.worker
         request.begun_ns = request.begun_ns or now
         request.ended_ns = request.ended_ns or now
         message = Message(
@@ -324,7 +324,7 @@ class Server:
 
     def _check_workers(self) -> None:
         """Send heartbeats to waiting workers at intervals. Find silent or finished workers."""
-        now, timeout_s = time.monotonic(), self._endpoint.timeout_s
+        now, timeout_s = runtime.monotonic(), self._endpoint.timeout_s
         every = timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
             self._presence_checked_s = now
@@ -335,8 +335,8 @@ class Server:
         self._order.write()
         for request in [*self._held.values(), *self._ready]:  # `_ready`: in a replay
             heard[request.worker] = now
-            if time.perf_counter_ns() - request.heartbeat_ns > every * NANO:
-                request.heartbeat_ns = time.perf_counter_ns()
+            if runtime.perf_counter_ns() - request.heartbeat_ns > every * NANO:
+                request.heartbeat_ns = runtime.perf_counter_ns()
                 self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
         for worker in self._live - self._finished - self._informed:
             if now - heard[worker] <= timeout_s:
@@ -372,7 +372,7 @@ class Server:
         timeout_s = self._endpoint.timeout_s
         if turn in self._held:
             why = "waits for other workers itself"
-        elif time.monotonic() - self._handled_s > timeout_s:
+        elif runtime.monotonic() - self._handled_s > timeout_s:
             why = f"has asked for nothing for timeout_s={timeout_s:g} s, while other workers wait"
         else:
             return

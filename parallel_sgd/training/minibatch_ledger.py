@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Any, NamedTuple
 
+from .. import runtime
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..local_step import LocalStep
@@ -67,7 +68,7 @@ class MinibatchLedger:
 
     def __init__(self, algorithm: Algorithm[Any], local_step: LocalStep) -> None:
         self._algorithm, self._local_step = algorithm, local_step
-        self._lock = Lock()
+        self._lock = runtime.Lock()
         self._waiting: deque[IssuedMinibatch] = deque()
         self._totals: dict[int, int] = {}  # samples of all ranks in the queue, by issuing thread
         self._step_began: int | None = None  # clock at the start of the current step

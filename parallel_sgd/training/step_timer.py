@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .. import runtime
 from ..communication import Communicator, Group
 from ..trace import NO_TRACE
 from .sync_stats import SyncPerformance
@@ -51,14 +51,14 @@ class StepTimer:
             self._computes_since = None
             return take(samples, skip)
         if self._computes_since is not None:
-            trace.record("compute", self._computes_since, time.perf_counter())
+            trace.record("compute", self._computes_since, runtime.perf_counter())
         if stats:
             stats.begin_step()
         with trace.span("step"):
             total = take(samples, skip)
         if stats and (line := stats.stepped(samples, total, self._bytes_sent)):
             print(line, flush=True)
-        self._computes_since = time.perf_counter()
+        self._computes_since = runtime.perf_counter()
         return total
 
     @contextmanager
@@ -67,7 +67,7 @@ class StepTimer:
         such as an evaluation. Local."""
         with self._world.trace.span(name):
             yield
-        self._computes_since = time.perf_counter()
+        self._computes_since = runtime.perf_counter()
 
     def stop(self) -> None:
         """Print what the performance lines have missed, and stop them. Local."""

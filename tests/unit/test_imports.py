@@ -20,7 +20,8 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "lazy", "starting", "state", "trace", "version"},
+    {"errors", "lazy", "runtime", "starting", "state", "version"},
+    {"trace"},
     {"validation", "warning"},
     {"patterns", "plain_values"},
     {"checks"},
@@ -96,7 +97,17 @@ SUB_FLOOR = {
 }
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "lazy", "state", "trace", "version", "validation", "checks"}
+GROUND = {
+    "kernels",
+    "errors",
+    "lazy",
+    "runtime",
+    "state",
+    "trace",
+    "version",
+    "validation",
+    "checks",
+}
 GROUND |= {"files", "options", "parameters", "patterns"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"} | {"starting"},

@@ -57,7 +57,7 @@ class WithReplayLog(Communicator):
     """
 
     def __init__(self, *, standby: bool, joins: bool) -> None:
-        self._standby = standby
+        self._standby, self.joined = standby, joins
         self._record: list[tuple[str, Any]] | None  #: None: not recording
         self._record = [] if standby and not joins else None
         self._log = self._record  #: the log for joining ranks; None: not received yet

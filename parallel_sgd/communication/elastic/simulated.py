@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
+from ... import runtime
 from ...errors import RankFailed, UserError
+from ...runtime import SimulatedFailure
 from ..background import end_rank_tasks
 from ..communicator import Communicator
-from ..threads.communicator import SimulatedFailure, ThreadCommunicator, ThreadWorld
+from ..threads.communicator import ThreadCommunicator, ThreadWorld
 from ..timeouts import TIMEOUT_S
 from .next_group import Member, Membership, Role, new_membership
 from .replay_log import WithReplayLog
@@ -30,8 +32,8 @@ class SimulatedRendezvous:
         self.wanted, self.has_standby, self.timeout_s = size, spares > 0, timeout_s
         self.generation = 0
         self.new_membership = Membership(tuple(range(size)), tuple(range(size)), spares)
-        self.world = ThreadWorld(size, timeout_s)
-        self._changed = threading.Condition()
+        self.world = ThreadWorld(size, timeout_s, copies=True)
+        self._changed = runtime.Condition()
         self.failed_ranks: list[int] = []
         self._running = set(range(size + spares))
         self._members: dict[int, Member] = {
@@ -89,7 +91,10 @@ class SimulatedRendezvous:
             return
         self.new_membership = new_membership(members, self.wanted)
         self.world = ThreadWorld(
-            len(self.new_membership.ranks), self.timeout_s, world_ranks=self.new_membership.ranks
+            len(self.new_membership.ranks),
+            self.timeout_s,
+            world_ranks=self.new_membership.ranks,
+            copies=True,
         )
         for joined in self.new_membership.joined:
             del self._members[self.new_membership.ranks[joined]]
@@ -172,15 +177,18 @@ def simulate_recovery(
                 results[rank] = function(comm)
                 group.end(rank)
         except SimulatedFailure:
+            runtime.leave_process()
+            results[rank] = None
             group.world.revoke()  # ends the rank's background tasks, too
             end_rank_tasks(lambda: group.fail(rank))
         except BaseException as error:
             errors.append(error)
+            runtime.leave_process()
             group.world.abort()
             group.fail(rank)
 
     threads = [
-        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
+        runtime.Thread(partial(run, rank), f"rank {rank}", process=rank)
         for rank in range(size + spares)
     ]
     for thread in threads:

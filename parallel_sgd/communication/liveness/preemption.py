@@ -16,6 +16,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from ... import runtime
 from ...errors import UserError
 from ...validation import line_of, shown
 from ..job_environment import PREEMPT_ON, REQUEUE
@@ -91,7 +92,8 @@ def _restore_in_child(number: signal.Signals, previous: Any) -> None:
 
 def preemption_requested() -> bool:
     """Return True if a preemption signal has arrived."""
-    return bool(_received)
+    scheduler = runtime.scheduler()
+    return bool(_received) if scheduler is None else scheduler.preempted()
 
 
 def _receiver(previous: Handler | None) -> Handler:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from ... import runtime
 from ...errors import RankFailed, RanksLost, SharedError, UserError
+from ...runtime import SimulatedFailure
 from ...validation import integer, kind_of, line_of
 from ..background import end_rank_tasks
 from ..communicator import Closed, Communicator, Counts
@@ -29,10 +31,6 @@ Result = TypeVar("Result")
 MOST_THREADS = 1 << 15  #: about Linux's limit for a process; a collective takes size² steps
 
 
-class SimulatedFailure(BaseException):
-    """Ends a rank without notice, like a killed process, when raised in a fault-tolerant world."""
-
-
 class ThreadWorld:
     """State shared by the ranks of a process: each rank's argument, and their meetings.
 
@@ -41,6 +39,8 @@ class ThreadWorld:
         timeout_s: longest wait of a rank, in seconds.
         parent: the enclosing world of a subworld, with the world ranks of this subworld.
         world_ranks: numbers of the ranks in error texts, if not 0, 1, 2, …
+        copies: copy what ranks offer: a rank that hears of a failure in a collective goes on, and
+            may change its arrays while others still read them.
     """
 
     def __init__(
@@ -49,22 +49,24 @@ class ThreadWorld:
         timeout_s: float = TIMEOUT_S,
         parent: tuple[ThreadWorld, Sequence[int]] | None = None,
         world_ranks: Sequence[int] | None = None,
+        *,
+        copies: bool = False,
     ) -> None:
         self.size = size
-        self.timeout_s = timeout_s
+        self.timeout_s, self._copies = timeout_s, copies
         #: world ranks
         self.ranks = tuple(world_ranks or (range(size) if parent is None else parent[1]))
         #: world ranks of finished programs
         self.finished: set[int] = set() if parent is None else parent[0].finished
         self.offers: list[Any] = [None] * size
         self.mailbox = Mailbox(self.ranks, self.finished)
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._meetings = 0  # completed meetings
         self._entered = [0] * size  # meetings entered by each rank
         self._arrived = 0  # ranks in the present meeting
         self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
 
     def communicator(self, rank: int) -> Communicator:
         return ThreadCommunicator(self, rank)
@@ -80,7 +82,9 @@ class ThreadWorld:
         with self._lock:
             if (number, group) not in self._subworlds:
                 ranks = [self.ranks[member] for member in members]
-                subworld = ThreadWorld(len(members), self.timeout_s, (self, ranks))
+                subworld = ThreadWorld(
+                    len(members), self.timeout_s, (self, ranks), copies=self._copies
+                )
                 self._subworlds[number, group] = subworld
                 if self.mailbox.aborted:
                     subworld.abort()
@@ -88,13 +92,14 @@ class ThreadWorld:
                     subworld.revoke()
             return self._subworlds[number, group]
 
-    def meet(self, rank: int, name: str, problem: str | None) -> None:
+    def meet(self, rank: int, name: str, problem: str | None, offer: Any = None) -> None:
         """Wait until all ranks have come.
 
         Args:
             rank: this rank.
             name: name of the collective, for errors.
             problem: this rank's problem, about to be shared; printed if any rank is late.
+            offer: this rank's argument, if this is the first meeting of a collective.
         Raises:
             RankFailed: a rank has ended with an error.
             RanksLost: a rank has failed.
@@ -102,6 +107,8 @@ class ThreadWorld:
         """
         with self._changed:
             self._require_no_failure(name)
+            if offer is not None:
+                self.offers[rank] = copy.deepcopy(offer) if self._copies else offer
             number, self._arrived = self._meetings, self._arrived + 1
             self._entered[rank] += 1
             if self._arrived == self.size:
@@ -286,14 +293,17 @@ class ThreadCommunicator(Communicator):
         world = self._world
         if world.size == 1:
             return combine([item], **options)
-        world.offers[self.rank] = (name, item)
         try:
-            world.meet(self.rank, name, self._problem)
+            world.meet(self.rank, name, self._problem, (name, item))
             different = different_calls([called for called, _ in world.offers], world.ranks)
             if different:
                 raise SharedError(different)
             result = combine([remote for _, remote in world.offers], **options)
-            world.meet(self.rank, name, None)
+            try:
+                world.meet(self.rank, name, None)
+            except RanksLost:  # over MPI some ranks may come through, and others hear of a failure
+                if not runtime.chance():
+                    raise
         except (RankFailed, RanksLost, SimulatedFailure):
             raise
         except BaseException:
@@ -334,12 +344,13 @@ def simulate(
             end_rank_tasks(partial(world.leave, rank))  # its background tasks may communicate
         except BaseException as error:
             errors.append(error)
+            runtime.leave_process()
             world.abort()
 
-    threads: list[threading.Thread] = []
+    threads: list[runtime.Thread] = []
     try:
         for k in range(size):
-            thread = threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True)
+            thread = runtime.Thread(partial(run, k), f"rank {k}", process=k)
             thread.start()
             threads.append(thread)
     except (RuntimeError, MemoryError) as error:  # too many threads for the system

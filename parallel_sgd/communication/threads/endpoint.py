@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
+from ... import runtime
 from ...errors import RankFailed, RanksLost, UserError
 from ..endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, send_and_receive_tags
 from ..liveness.finish import ON_ITS_WAY_S
@@ -23,20 +22,23 @@ FIRST_TAG = 100  #: first tag of array messages, above the tags of endpoints
 class Mailbox:
     """Messages sent but not yet received between the ranks of a process, by `Key`.
 
+    A simulated message may be under way for a while. Messages of a key arrive in order.
+
     Args:
         ranks: world ranks, by rank.
         finished: world ranks of finished programs.
     """
 
     def __init__(self, ranks: Sequence[int], finished: Set[int]) -> None:
-        self.changed = threading.Condition()
+        self.changed = runtime.Condition()
         self.ranks, self._finished = ranks, finished
         self.aborted = self.revoked = False
-        self._queues: defaultdict[Key, deque[Any]] = defaultdict(deque)
+        #: each message with the time of its arrival
+        self._queues: defaultdict[Key, deque[tuple[float, Any]]] = defaultdict(deque)
 
     def put(self, key: Key, array: Bytes | Header) -> None:
         with self.changed:
-            self._queues[key].append(array.copy())
+            self._queues[key].append((runtime.delivery(), array.copy()))
             self.changed.notify_all()
 
     def take(self, key: Key) -> Any:
@@ -51,14 +53,16 @@ class Mailbox:
                 raise RankFailed(f"rank {key[1]} waited for a message of a rank that failed")
             if self.revoked:
                 raise RanksLost(f"a rank has failed: rank {key[1]} waited for a message")
-            queue = self._queues[key]
-            return queue.popleft() if queue else None
+            return self._queues[key].popleft()[1] if self._has_arrived(key) else None
 
     def length_of_next(self, key: Key) -> int:
         """Return the length of the oldest message of a key, or 0 without a message."""
         with self.changed:
-            queue = self._queues[key]
-            return len(queue[0]) if queue else 0
+            return len(self._queues[key][0][1]) if self._has_arrived(key) else 0
+
+    def _has_arrived(self, key: Key) -> bool:
+        queue = self._queues[key]
+        return bool(queue) and queue[0][0] <= runtime.monotonic()
 
     def finished_peers(self, peers: Iterable[int]) -> list[int]:
         """Return peers with finished programs: no new messages come from these."""
@@ -81,7 +85,7 @@ class MailboxWaits:
     @contextmanager
     def _waiting(self, name: str) -> Iterator[None]:
         """Context manager: inside, `_check_timeout` checks the time."""
-        self._waits_since, self._finished_since = (name, time.monotonic()), None
+        self._waits_since, self._finished_since = (name, runtime.monotonic()), None
         try:
             yield
         finally:
@@ -95,7 +99,7 @@ class MailboxWaits:
         if self._waits_since is None:
             return
         name, since = self._waits_since
-        now = time.monotonic()
+        now = runtime.monotonic()
         waits = f"rank {self._mailbox.ranks[self.rank]} waits in {name}"
         finished = self._mailbox.finished_peers(peers)
         if now - since > self.timeout_s:

@@ -7,7 +7,6 @@ residuals of a removed bucket move to the buckets with its parameters.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
@@ -15,6 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
+from ... import runtime
 from ...communication import Communicator
 from ...compression import AUTO, Mixed, auto_bits, problem_with
 from ...costs import Measured, measure
@@ -48,7 +48,7 @@ class Job:
     buffer: torch.Tensor
     future: torch.futures.Future[torch.Tensor]
     filled: torch.cuda.Event | None
-    done: threading.Event = field(default_factory=threading.Event)
+    done: runtime.Event = field(default_factory=runtime.Event)
 
     @classmethod
     def of(cls, bucket: Any) -> Self:

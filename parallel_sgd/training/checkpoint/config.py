@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ... import runtime
 from ...errors import UserError
 from ...validation import checked_path, integer, number, set_validated, shown
 from .files import checkpoints_in
@@ -90,7 +90,7 @@ class SharedClock:
         self,
         seconds: float,
         gathered: Callable[[float], list[float]],
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = runtime.perf_counter,
     ) -> None:
         self._seconds, self._gathered, self._now = seconds, gathered, now
         self._restart()

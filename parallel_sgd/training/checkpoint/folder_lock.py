@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ... import runtime
 from ...communication.job_environment import FOLDER, fault_tolerant, job_name, restarts
 from ...errors import UserError
 from ...files import writing
@@ -158,14 +159,14 @@ class FolderLock:
 
     def _acquire(self, path: Path) -> int:
         """Lock the file and return its descriptor. Retries until `_FREED_S` have passed."""
-        deadline = time.monotonic() + _FREED_S
+        deadline = runtime.monotonic() + _FREED_S
         # bounded: has a deadline in its body
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(path, flags, 0o666)
             try:
                 if not _is_locked(descriptor):
-                    if time.monotonic() > deadline:
+                    if runtime.monotonic() > deadline:
                         holder = _read_holder(descriptor)
                         if not (_is_of_earlier_start(holder) or _is_of_lost_host(holder)):
                             raise UserError(self._in_use(path, holder))
@@ -178,7 +179,7 @@ class FolderLock:
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
-            time.sleep(_RETRY_S)
+            runtime.sleep(_RETRY_S)
 
     def _in_use(self, path: Path, holder: dict[str, Any]) -> str:
         who = f"process {holder.get('process', '?')} on host {holder.get('host', '?')}"

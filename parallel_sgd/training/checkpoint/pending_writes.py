@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from pathlib import Path
 
+from ... import runtime
 from ...communication import InBackground
 from ...errors import SharedProblem, UserError
 from . import files
 
 _pending_writes: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
 """By folder, until their result was reported."""
-_pending_lock = threading.Lock()
+_pending_lock = runtime.Lock()
 
 
 def add_pending_write(folder: Path, writing: InBackground[Path]) -> None:
