@@ -149,24 +149,31 @@ class Agreement:
     """
 
     def __init__(self, learner: LearnerView) -> None:
-        self._comm, self._samples = ref(learner.comm), learner.samples
+        self._comm, self._progress = ref(learner.comm), _progress(learner)
         self._when = _when(learner)
 
     def holds(self, learner: LearnerView) -> bool:
         """Return whether no rank has to compare again. The same on all ranks. Local.
 
-        Ranks that join have not compared. If ranks have failed, all others have compared if a step
-        was taken since: else the failure may have come in the midst of the comparison.
+        Ranks that join have not compared. If ranks have failed, all others have compared if they
+        have made progress together since: else the failure may have come in the midst of the
+        comparison.
         """
         if self._comm() is not learner.comm:
             return False
         joined, generation = _when(learner)
         if joined != self._when[0]:
             return False
-        return generation == self._when[1] or learner.samples > self._samples
+        return generation == self._when[1] or _progress(learner) > self._progress
 
 
 def _when(learner: LearnerView) -> tuple[int, int]:
-    """Return when ranks have joined last, and the generation of ranks."""
-    agreed, comm = getattr(learner, "agreed", None), learner.comm
-    return getattr(agreed, "generation", 0), getattr(comm, "generation", 0)
+    """Return when ranks with data have joined last, and the generation of ranks."""
+    joined: int = getattr(learner, "joined_generation", 0)
+    return joined, getattr(learner.comm, "generation", 0)
+
+
+def _progress(learner: LearnerView) -> int:
+    """Return the progress of all ranks together: the clock, but for asynchronous workers."""
+    progress: int = getattr(learner, "common_progress", learner.samples)
+    return progress

@@ -160,14 +160,18 @@ class ParameterServers(Options, Roles):
                 (requested_role() if self.role == "auto" else None) or self.role,
             )
         )
-        given = world.allgather_object((role, requested, served))
-        roles = [role for role, _, _ in given]
-        size = world.size
-        if any(served is not None for *_, served in given):
-            return self._assign_after_failure([served for *_, served in given])
+        given = world.allgather_object((role, requested, served, world.joined))
+        roles = [role for role, *_ in given]
+        size, fewer = world.size, world.generation > 0  # ranks have failed before training
+        if any(served is not None for _, _, served, _ in given):
+            trained = [served is False for _, _, served, _ in given]
+            if not any(trained):  # a rank that began with a failed worker can still train
+                trained = [not joined and known is None for *_, known, joined in given]
+            return self._assign_after_failure(trained)
         if set(roles) == {"auto"}:
             world.require_agreement({"servers": requested})
             count = min(1, size - 1) if requested is None else requested
+            count = min(count, size - 1) if fewer else count
             if count >= size:
                 raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
             ranks = list(range(size))
@@ -180,9 +184,11 @@ class ParameterServers(Options, Roles):
         workers, serving = (
             [k for k, asked in enumerate(roles) if asked == role] for role in ("worker", "server")
         )
+        if fewer:
+            return self._assign_after_failure([role == "worker" for role in roles])
         if not workers or not serving:
             raise SharedError(f"role={roles[0]!r} on all ranks: there must be workers and servers")
-        wanted = {number for _, number, _ in given} - {None, len(serving)}
+        wanted = {number for _, number, *_ in given} - {None, len(serving)}
         if wanted:
             raise SharedError(
                 f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'"
@@ -190,7 +196,7 @@ class ParameterServers(Options, Roles):
         return workers, serving
 
     @staticmethod
-    def _assign_after_failure(served: Sequence[bool | None]) -> tuple[list[int], list[int]]:
+    def _assign_after_failure(trains: Sequence[bool]) -> tuple[list[int], list[int]]:
         """Assign roles after a failure of ranks.
 
         Ranks that trained go on training. All other ranks serve, including new ones. If no such
@@ -199,8 +205,8 @@ class ParameterServers(Options, Roles):
         Raises:
             SharedPeerFailure: no rank that trained is left.
         """
-        workers = [rank for rank, only_served in enumerate(served) if only_served is False]
-        servers = [rank for rank, only_served in enumerate(served) if only_served is not False]
+        workers = [rank for rank, works in enumerate(trains) if works]
+        servers = [rank for rank, works in enumerate(trains) if not works]
         if not workers:
             raise SharedPeerFailure("all workers have failed, and only servers remain")
         return workers, servers or workers

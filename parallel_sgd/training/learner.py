@@ -498,6 +498,16 @@ class Learner(FixedAttributes):
         return (self.runner.report() or {}) | self.recovery.report() or None
 
     @property
+    def common_progress(self) -> int:
+        """A count of work completed by all ranks together: see `data.view.Agreement`. Local."""
+        return self.recovery.common_progress
+
+    @property
+    def joined_generation(self) -> int:
+        """The generation in which a rank that trains has joined last; 0 if none has. Local."""
+        return self.agreed.generation if self.algorithm.roles.together else 0  # else it serves
+
+    @property
     def distributed(self) -> bool:
         """True if this rank takes its part of each minibatch; False during the warm start, when
         every rank takes the whole minibatch. Local."""

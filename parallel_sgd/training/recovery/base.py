@@ -45,6 +45,12 @@ class Recovery(ABC):
     has_joined = False
     in_session = False
 
+    @property
+    @abstractmethod
+    def common_progress(self) -> int:
+        """A count of work completed by all ranks together; equal on all ranks after a recovery.
+        Local."""
+
     @abstractmethod
     def begin(self) -> None:
         """Start this recovery; a rank that joins receives the state of the remaining ranks.
@@ -162,6 +168,8 @@ class Recovery(ABC):
 
 class NoRecovery(Recovery):
     """The default: every call is made once, and a rank failure ends the job."""
+
+    common_progress = 0
 
     def begin(self) -> None:
         pass

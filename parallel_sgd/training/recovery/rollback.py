@@ -79,6 +79,10 @@ class Rollback(Reconfiguring):
         else:
             self._begin_snapshots()
 
+    @property
+    def common_progress(self) -> int:
+        return self._learner.samples
+
     # Verbs.
 
     def run(self, function: Callable[[], Result]) -> Result:

@@ -61,6 +61,10 @@ class ServerFailover(Reconfiguring):
             self._shards.record(self._generation)
         self._learner.state.set_retry(self._retry_request)
 
+    @property
+    def common_progress(self) -> int:
+        return self._calls  # each worker is at a step of its own
+
     # Verbs.
 
     def collective(self, function: Callable[[], Result]) -> Result:
@@ -121,12 +125,14 @@ class ServerFailover(Reconfiguring):
             meets: the workers meet afterwards (outside of a session always).
 
         A failure may occur while only some workers have passed the meeting. The remaining workers
-        learn this during recovery, and do not rerun the function. Collective.
+        learn this during recovery, and do not rerun the function. Nor does a worker rerun a whole
+        training that has come to its end: the servers have ended with it. Collective.
         """
         results: list[Result] = []
 
         def attempt() -> Result:
-            if not results or self._most_calls <= self._calls:
+            is_over = results and self._completed and not meets
+            if not is_over and (not results or self._most_calls <= self._calls):
                 results.clear()
                 results.append(function())
                 if (meets or not self.in_session) and not self._learner.serves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..learner import Learner
 from ..recovery.snapshot import Snapshot
@@ -56,10 +57,13 @@ class BestModel:
 
         return self._learner.recovery.collective(restore)
 
-    def share_best(self, state: SessionState) -> None:
+    def share_best(self, state: SessionState, save: Callable[[], object]) -> None:
         """Give the best model to all ranks, after ranks have failed or joined. Collective.
 
         If no rank has the best model, the session's best criterion is forgotten.
+
+        Args:
+            save: called on all ranks while they have the best model.
         """
         if not self.keeps_best:
             return
@@ -74,6 +78,7 @@ class BestModel:
             present.take(self._learner)
             best.restore(self._learner)
             self.keep()
+            save()
             present.restore(self._learner)
 
     def finish(self) -> bool:

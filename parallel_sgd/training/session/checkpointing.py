@@ -126,6 +126,11 @@ class SessionCheckpoints:
         with self._learner.timer.outside_training("checkpoint"):
             self._saver.save(self._learner, extra=extra, metric=state.best if best else None)
 
+    def has(self, criterion: float | None) -> bool:
+        """Return whether the model with this criterion is on the disk. Collective."""
+        found = self._comm.rank == 0 and _with_criterion(self._saver.folder, criterion) is not None
+        return any(self._comm.allgather_object(found))
+
     def wait(self) -> None:
         """Wait until all checkpoints are on the disk. Collective."""
         self._saver.wait()
@@ -143,11 +148,19 @@ class SessionCheckpoints:
 
 def _best_checkpoint(resumed: Path, state: SessionState) -> Path:
     """Return the checkpoint with the best criterion, in the resumed checkpoint's folder. Local."""
-    for path in checkpoints_in(resumed.parent):
-        with suppress(UserError):  # skip damaged checkpoints
-            if read_manifest(path)["metric"] == state.best:
-                return path
+    best = _with_criterion(resumed.parent, state.best)
+    if best is not None:
+        return best
     raise UserError(
         f"checkpoint {str(resumed)!r} cannot be resumed: the best checkpoint, of "
         f"{state.best_samples} samples, is not in the same folder"
     )
+
+
+def _with_criterion(folder: Path, criterion: float | None) -> Path | None:
+    """Return the checkpoint with a criterion, or None. Local."""
+    for path in checkpoints_in(folder):
+        with suppress(UserError):  # skip damaged checkpoints
+            if read_manifest(path)["metric"] == criterion:
+                return path
+    return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ... import runtime
 from ...communication import RanksChanged
 from ...communication.liveness.preemption import preempt_on
 from ...data.sources.minibatches import size_after, size_summary
@@ -203,7 +203,7 @@ class TrainingRun:
         session, checkpoints, resumed = self.session, self.checkpoints, None
         restarted = self._begun
         if restarted:
-            self.best_model.share_best(self.state)
+            self.best_model.share_best(self.state, self._save_missing_best)
         elif checkpoints:
             self.state, resumed = checkpoints.resume_from(self.best_model)
         rows, ended = self.state.history, self.best_model.ended is not None
@@ -286,7 +286,7 @@ class TrainingRun:
             The samples of all ranks, or 0 if the minibatch is to be distributed again.
         """
         learner, state, session = self.learner, self.state, self.session
-        begin = time.perf_counter()
+        begin = runtime.perf_counter()
         adjusts = session.auto_learning_rate is not None or self.not_finite.reduces
         if adjusts or session.rate_follows is not None:
             factor = state.factor * self.minibatches.rate_factor(learner.samples)
@@ -303,7 +303,7 @@ class TrainingRun:
             state.loss, state.count = counted
             return 0
         self.output.trained, self._criterion = True, None
-        state.seconds += time.perf_counter() - begin
+        state.seconds += runtime.perf_counter() - begin
         self.output.show(learner.samples)
         return total
 
@@ -479,6 +479,14 @@ class TrainingRun:
 
     def _save(self, checkpoints: SessionCheckpoints) -> None:
         checkpoints.save(self.state, best=self._is_best)
+
+    def _save_missing_best(self) -> None:
+        """Save the best model, if a failure of ranks has kept it from the disk: a run that is
+        resumed needs it. Collective."""
+        checkpoints, state = self.checkpoints, self.state
+        if checkpoints is not None and not checkpoints.has(state.best):
+            checkpoints.save(state.at_best(), best=True)
+            checkpoints.wait()
 
     @property
     def _is_best(self) -> bool:

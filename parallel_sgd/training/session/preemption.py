@@ -8,10 +8,9 @@ Asynchronous workers must wait for each other to do so, and gather less often
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from ...communication.job_environment import fault_tolerant
+from ... import runtime
 from ...communication.liveness.abort import print_labelled
 from ...communication.liveness.preemption import (
     listen,
@@ -51,7 +50,7 @@ class Preemption:
 
     def begin(self) -> None:
         """Restart the count of steps, on all ranks, also after a failure. Local."""
-        self._steps, self._ask_at, self._since = 0, 1, time.perf_counter()
+        self._steps, self._ask_at, self._since = 0, 1, runtime.perf_counter()
         self._asked |= self.agreed  # a failure prevented the exit: gather again
         self.agreed = False
 
@@ -66,12 +65,12 @@ class Preemption:
         self._steps += self._wanted
         if self._steps < self._ask_at:
             return False
-        local = time.perf_counter() - self._since, self._asked or preemption_requested()
+        local = runtime.perf_counter() - self._since, self._asked or preemption_requested()
         passed, asked = zip(*self._learner.gathered(local), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
         # At most doubled: the first steps may have been slow or quick.
         self._ask_at = max(1, int(min(pace, 2 * self._ask_at)))
-        self._steps, self._since = 0, time.perf_counter()
+        self._steps, self._since = 0, runtime.perf_counter()
         self.agreed = any(asked)
         return self.agreed
 
@@ -109,7 +108,7 @@ class Preemption:
             Preempted: on ranks that only serve, if all ranks exit.
         """
         learner, world = self._learner, self._learner.world
-        if not self._wanted or fault_tolerant() or learner.group.own.size == world.size:
+        if not self._wanted or world.fault_tolerant or learner.group.own.size == world.size:
             return
         if any(world.allgather_object(self.agreed)) and learner.serves:
             raise Preempted

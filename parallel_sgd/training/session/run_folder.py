@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ class RunFolder:
         self._config, self._tensorboard = config, choice("tensorboard", tensorboard, BOTH)
         self._standardization = standardization
         self._events: Any = None  #: TensorBoard's writer
+        self._writes = False  #: this object has written, and not another rank's
         self._lock = FolderLock(WHAT, self.path)
 
     def hold(self) -> None:
@@ -122,10 +124,7 @@ class RunFolder:
             self._write(CONFIG, lambda path: path.write_text(text))
         job = job_name()
         self.write_json(OPTIONS, {**self.options, **({"job": job} if job else {})})
-        if self._tensorboard:
-            writer = require_tensorboard()
-            with writing(WHAT, self.path / TENSORBOARD):
-                self._events = writer(str(self.path / TENSORBOARD))
+        self._begin_to_write()
         if self._standardization is not None:
             self._write(STANDARDIZATION, self._standardization.write)
         if metrics or filled or self.resumed:
@@ -163,9 +162,20 @@ class RunFolder:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         self._write(name, lambda path: path.write_text(text))
 
+    def _begin_to_write(self) -> None:
+        self._writes = True
+        if self._tensorboard:
+            writer = require_tensorboard()
+            with writing(WHAT, self.path / TENSORBOARD):
+                self._events = writer(str(self.path / TENSORBOARD))
+
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, and its numbers to TensorBoard's file."""
         self._lock.hold()  # the rank that wrote before may have failed
+        if not self._writes:  # it has, perhaps after it has written this row
+            self._begin_to_write()
+            if self._last_samples() == metrics["samples"]:
+                return
         append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
         if self._events is None:
             return
@@ -174,6 +184,13 @@ class RunFolder:
                 if isinstance(value, int | float) and name != "samples":
                     self._events.add_scalar(name, value, metrics["samples"])
             self._events.flush()
+
+    def _last_samples(self) -> int | None:
+        """Return the samples of the last row of metrics.jsonl, or None."""
+        with suppress(FileNotFoundError, ValueError, IndexError, KeyError):
+            last = (self.path / "metrics.jsonl").read_text().splitlines()[-1]
+            return int(json.loads(last)["samples"])
+        return None
 
     def close(self) -> None:
         """Close TensorBoard's file, and release the folder to other processes.

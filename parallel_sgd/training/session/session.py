@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ...communication import RanksChanged
 from ...communication.liveness.rank_status import Status, report_status
-from ...errors import SharedError, SharedProblem
+from ...errors import RanksLost, SharedError, SharedProblem
 from ..learner import require_learner
 from ..recovery.snapshot import Snapshot
 from .loop import TrainingRun
@@ -46,8 +47,8 @@ class TrainingSession(SessionOptions):
         test: data to measure the final model on, at the end, by all ranks.
         progress_every: samples of all ranks between two rows of metrics. None: an epoch. Each
             cross-validation adds a row.
-        callbacks: functions called on all ranks with every row. Return False to end training on all
-            ranks.
+        callbacks: functions called on all ranks with every row; again with a row that is made again
+            after a failure of ranks. Return False to end training on all ranks.
         auto_minibatch_size: adjusts the minibatch size to the progress of training.
         auto_learning_rate: adjusts the learning rate to the progress of training.
         not_finite: treatment of a loss or a gradient that is not finite: "stop", "skip", "reduce",
@@ -123,7 +124,8 @@ class TrainingSession(SessionOptions):
             return recovery.run(attempt)
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.runner.failed:
-                self.learner.fail(SharedProblem(error))  # inform the servers
+                with suppress(RanksLost):  # a rank has failed meanwhile
+                    self.learner.fail(SharedProblem(error))  # inform the servers
             raise
         finally:
             recovery.leave_session()

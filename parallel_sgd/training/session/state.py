@@ -152,6 +152,11 @@ class SessionState:
         """Return a copy that later steps and rows do not change. Local."""
         return replace(self, history=[*self.history], loss=float(self.loss))
 
+    def at_best(self) -> Self:
+        """Return the state as of the row with the lowest criterion. Local."""
+        history = [row for row in self.history if row.samples <= self.best_samples]
+        return replace(self, history=history, loss=0.0, count=0)
+
     def begin_row(self) -> None:
         """Reset the loss sum for the next row."""
         self.loss, self.count = 0.0, 0
