@@ -37,7 +37,7 @@ CONTENTS = {
         *("restarts", "rank_failures", "hangs", "pytorch", "trainers/*", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),
-    "Programming": ("api/*", "new_algorithm", "../CONTRIBUTING"),
+    "Programming": ("api/*", "new_algorithm", "exploring", "../CONTRIBUTING"),
     "How it works": (
         *("algorithms", "design", "planning", "tracing", "misuse", "security"),
         *("decisions/*", "glossary"),

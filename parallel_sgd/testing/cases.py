@@ -83,6 +83,7 @@ class Case:
         optimizer: the local update rule.
         comm: the ranks.
         dtype: dtype of the parameters in runs of `exact`.
+        schedules: orders of the ranks' steps to explore.
         timeout_s: longest wait of a thread for other threads, in checks with their own threads.
     """
 
@@ -92,6 +93,7 @@ class Case:
     optimizer: Optimizer
     comm: Communicator
     dtype: str
+    schedules: int
     timeout_s: float
 
     @property

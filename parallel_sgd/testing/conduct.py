@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..communication import Communicator
 from ..data import RankSource
 from ..schedules import Steps
 from ..state import wait_for, weight_of
@@ -32,8 +33,11 @@ from .cases import (
     step,
     trained,
 )
+from .exploration.explore import Outcome, ScheduleFailed, explore
 from .registry import check
 
+EXPLORED = 5  #: minibatches of a run in one of many orders
+AT_A_TIME = 10  #: orders
 STOPS = 8
 """Minibatches of the resumed run. The run is stopped before each minibatch, and at the end."""
 
@@ -158,6 +162,36 @@ def observed(case: Case) -> str | None:
         weight_of(learner.state)
         run.record(learner, step(learner, parts))
     return first_difference(run.finish(learner), case.run())
+
+
+@check(least_ranks=2, largest=True)
+def orders(case: Case) -> str | None:
+    """In whatever order the ranks run, none waits without an end, and the same bits come out.
+    (Asynchronous ranks end with one model.)"""
+    finals: list[Array] = []
+
+    def program(comm: Communicator) -> Array:
+        one = replace(case, comm=comm)
+        return trained(one.learner(), one.data(EXPLORED)).final
+
+    def same(outcome: Outcome) -> None:
+        if not finals or case.algorithm.asynchronous:
+            finals[:] = outcome.results[:1]
+        for rank, final in enumerate(outcome.results):
+            problem = difference(f"rank {rank}'s final model", final, finals[0])
+            assert problem is None, problem
+
+    # The explored ranks are threads of rank 0's process, for which the other ranks wait.
+    for first in range(0, case.schedules, AT_A_TIME):
+        schedules, problem = min(AT_A_TIME, case.schedules - first), None
+        try:
+            if case.comm.rank == 0:
+                explore(program, case.comm.size, schedules, faults=0, seed=first, check=same)
+        except ScheduleFailed as error:
+            problem = str(error)
+        if any(case.comm.allgather_object(problem)):
+            return problem
+    return None
 
 
 @check()

@@ -23,6 +23,7 @@ class Check:
             not raised, since the remaining ranks would wait for a rank after its exit.
         least_ranks: least number of ranks for the check.
         alone: the ranks do not communicate in the check.
+        largest: run on the largest of several numbers of ranks only.
     """
 
     name: str
@@ -30,11 +31,14 @@ class Check:
     body: Body
     least_ranks: int = 1
     alone: bool = False
+    largest: bool = False
 
     __test__: ClassVar[bool] = False  # not a test for pytest
 
 
-def check(*, least_ranks: int = 1, alone: bool = False) -> Callable[[Body], Check]:
+def check(
+    *, least_ranks: int = 1, alone: bool = False, largest: bool = False
+) -> Callable[[Body], Check]:
     """Make a check of a function, named by the function.
 
     The first paragraph of its docstring is the identity.
@@ -49,6 +53,7 @@ def check(*, least_ranks: int = 1, alone: bool = False) -> Callable[[Body], Chec
             body=body,
             least_ranks=least_ranks,
             alone=alone,
+            largest=largest,
         )
 
     return made

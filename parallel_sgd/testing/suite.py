@@ -39,6 +39,7 @@ CHECKS: dict[str, Check] = {
         conduct.nothing,
         conduct.dry_ranks,
         conduct.repeatable,
+        conduct.orders,
         conduct.rates,
         conduct.observed,
         conduct.resume,
@@ -65,6 +66,7 @@ def check_algorithm(
     exceptions: Mapping[str, str] | None = None,
     full_precision: Algorithm[Any] | None = None,
     one_rank: Callable[[int], Algorithm[Any]] | None = None,
+    schedules: int = 200,
     timeout_s: float = 20.0,
 ) -> dict[str, str]:
     """Run the conformance suite on an algorithm: raises unless every check passes.
@@ -91,6 +93,7 @@ def check_algorithm(
             algorithm does on this many ranks with the same data. None: the same algorithm. For
             options whose meaning depends on the number of ranks, such as a period in samples of all
             ranks.
+        schedules: number of orders of the ranks' steps in the check "orders" (`explore`).
         timeout_s: longest wait of a thread for other threads.
     Returns:
         The outcome of every check, by name, in a few words.
@@ -100,7 +103,7 @@ def check_algorithm(
         UserError: an argument is not as required, or a name is not a check's.
 
     Collective with `comm`, else local. Cost: a few hundred steps for each number of ranks, most of
-    a second.
+    a second, and some 10 ms for each of the schedules.
 
     >>> import parallel_sgd as psgd
     >>> algorithm = psgd.ModelAveragingSGD(sync_steps=3)
@@ -119,6 +122,7 @@ def check_algorithm(
     if not isinstance(ranks, Sequence) or isinstance(ranks, str | bytes):
         raise UserError(f"ranks={shown(ranks)} must be several numbers, such as (1, 2)")
     ranks = [integer(f"ranks[{i}]", size, 1) for i, size in enumerate(ranks)]
+    schedules = integer("schedules", schedules, 1)
     timeout_s, excused = checked_timeout(timeout_s), mapping("exceptions", exceptions, "reasons")
     if not isinstance(only, Iterable | None):
         raise UserError(f"only={shown(only)} must be names of checks")
@@ -135,6 +139,7 @@ def check_algorithm(
             one_rank=_full_precision(one_rank(comm.size)) if one_rank else exact,
             optimizer=optimizer or SGD(lr=0.1),
             comm=comm,
+            schedules=schedules,
             dtype="float32" if "float64" in excused else "float64",
             timeout_s=timeout_s,
         )
@@ -146,6 +151,7 @@ def check_algorithm(
         check = CHECKS[name]
         sizes = [comm.size] if comm else [1] if check.alone else list(ranks)
         sizes = [size for size in sizes if size >= check.least_ranks]
+        sizes = [max(sizes)] if check.largest and sizes else sizes
         problems = [_problem(check, case, size, comm, timeout_s) for size in sizes]
         first = next(filter(None, problems), None)
         if first and name not in excused:
