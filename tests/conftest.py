@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-LAYERS = [HERE / layer for layer in ("unit", "processes", "parallel", "torch", "integration")]
+LAYERS = [
+    HERE / layer
+    for layer in ("unit", "processes", "parallel", "exploration", "torch", "integration")
+]
 
 sys.path[:0] = map(str, (HERE, *LAYERS))
 

@@ -33,7 +33,9 @@ ALGORITHMS = {
 def test_it_conforms(on_ranks, name):
     algorithm, promises, _ = ALGORITHMS[name]
     for outcomes in on_ranks(
-        lambda comm: check_algorithm(**{"algorithm": algorithm, **promises, "comm": comm})
+        lambda comm: check_algorithm(
+            **{"algorithm": algorithm, **promises, "comm": comm, "schedules": 20}
+        )
     ):
         assert list(outcomes) == list(CHECKS)
 

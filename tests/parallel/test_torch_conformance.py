@@ -44,7 +44,7 @@ CONFORMING = {
 def test_identities(comm, name, monkeypatch):
     algorithm, options = CONFORMING[name]
     monkeypatch.setattr(cases, "Learner", ThroughTorch)
-    outcomes = check_algorithm(algorithm, comm=comm, **options)
+    outcomes = check_algorithm(algorithm, comm=comm, schedules=5, **options)
     excused = options.get("exceptions", {}).keys()
     passed = {check for check, outcome in outcomes.items() if "passed" in outcome}
     several = {check for check in CHECKS if CHECKS[check].least_ranks > comm.size}

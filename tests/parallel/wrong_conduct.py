@@ -162,7 +162,29 @@ class Addressed(DataParallelSGD):
     __repr__ = object.__repr__
 
 
+class AnswersIfAsked(ModelAveragingSGD):
+    """Rank 1 asks rank 0 for an answer, who gives it if the question has come by then."""
+
+    def step(self, state, work, minibatch):
+        super().step(state, work, minibatch)
+        messages, came = work.comm.messages(), []
+        if work.comm.rank < 2:
+            messages.receive(np.empty(1), 1 - work.comm.rank, 0, lambda: came.append(True))
+        if work.comm.rank == 1:
+            messages.send(np.ones(1), 0, 0, lambda: None)
+            with messages.watched("an answer"):
+                while not came:
+                    messages.progress()
+                    messages.idle(1e-3)
+        elif work.comm.rank == 0:
+            messages.idle(1e-2)
+            if messages.progress():
+                messages.send(np.ones(1), 1, 0, lambda: None)
+                messages.progress()
+
+
 FAULTS = [
+    (AnswersIfAsked(sync_steps=3), ["orders"]),
     (with_state(DiLoCo, momentum=workspace()), ["resume"]),
     (with_state(ModelAveragingSGD, block_steps=workspace(default=0)), ["resume"]),
     (with_exchange(DataParallelSGD, ForgetsResiduals, gradient_bits=1), ["resume"]),

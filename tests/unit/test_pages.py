@@ -155,6 +155,7 @@ ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
 ELSEWHERE = {
     "README.md",
     "docs/data.md",
+    "docs/exploring.md",
     "docs/new_algorithm.md",
     "docs/pytorch.md",
     "docs/misuse.md",

@@ -1,0 +1,197 @@
+"""All configurations to explore: a program, its faults, and what must hold at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table
+from explored_sessions import SAMPLES, session
+from explored_training import TrainingCheck, training
+
+import parallel_sgd as psgd
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.job_environment import PREEMPT_ON
+from parallel_sgd.testing import Exploration, Outcome, explore
+
+Program = Callable[[Communicator], Any]
+Check = Callable[[Outcome], object]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A program with its faults.
+
+    Args:
+        make: returns the program, and the check of its outcomes.
+        options: of `explore`.
+    """
+
+    make: Callable[[], tuple[Program, Check]]
+    options: dict[str, Any]
+
+    def explore(self, **options: Any) -> Exploration:
+        program, check = self.make()
+        with mock.patch.dict(os.environ, {PREEMPT_ON: "USR1"}):  # else nobody asks for notices
+            return explore(program, check=check, **(self.options | options))
+
+
+def learner(
+    algorithm: Any, optimizer: Any = None, dtype: str = "float64", **given: Any
+) -> Configuration:
+    """Training with an algorithm, by a learner."""
+    of_check = {name: given.pop(name) for name in ("same", "exact", "near") if name in given}
+    of_explore = {
+        name: given.pop(name)
+        for name in ("ranks", "faults", "spares", "kinds", "may_fail")
+        if name in given
+    }
+    return Configuration(
+        lambda: (training(algorithm, optimizer, dtype, **given), TrainingCheck(**of_check)),
+        {"ranks": 4, "faults": 2, "may_fail": False} | of_explore,
+    )
+
+
+def served(program: Program, servers: int, check: dict[str, Any], **options: Any) -> Configuration:
+    """Training with servers, the last ranks, or 0: every rank serves."""
+    ranks = options.get("ranks", 4)
+    return Configuration(
+        lambda: (program, ServingCheck(workers=ranks - servers, **check)),
+        {"ranks": ranks, "faults": 2} | options,
+    )
+
+
+def pushes(servers: int, check: dict[str, Any] | None = None, **given: Any) -> Configuration:
+    """Workers that add, each a number of its own."""
+    options = {name: given.pop(name) for name in ("ranks", "faults", "spares") if name in given}
+    algorithm = psgd.DataParallelASGD(servers=servers, **({"sync_steps": 1} | given))
+    checks = {"exact": True} if check is None else check
+    return served(adding(algorithm, warm=checks.get("warm", 0)), servers, checks, **options)
+
+
+SYNC, MOMENTUM = psgd.DataParallelSGD, psgd.MomentumSGD(lr=0.01)
+
+CONFIGURATIONS: dict[str, Configuration] = {
+    "sync": learner(SYNC(), MOMENTUM, exact=True),
+    "sync, constant": learner(SYNC(), constant=True, exact=True),
+    "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
+    "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),
+    "sync, 2 spares, 3 faults": learner(SYNC(), MOMENTUM, exact=True, spares=2, faults=3),
+    "sync, 2 ranks": learner(SYNC(), MOMENTUM, exact=True, ranks=2, faults=1, spares=1),
+    "sync, statistics": learner(SYNC(), MOMENTUM, exact=True, reports=True),
+    "sync, committed each step": learner(SYNC(), MOMENTUM, exact=True, commit_every=1),
+    "sync, pipelined": learner(SYNC(transport="pipelined"), MOMENTUM, exact=True),
+    "sync, overlap": learner(SYNC(overlap=True), MOMENTUM, exact=True),
+    "sync, no failures": learner(SYNC(), MOMENTUM, exact=True, faults=0),
+    "adam": learner(SYNC(), psgd.Adam(lr=0.01), near=0.7),
+    "8 bits": learner(SYNC(gradient_bits=8), dtype="float32"),
+    "4 bits, overlap": learner(SYNC(gradient_bits=4, overlap=True), dtype="float32"),
+    "8 bits, double buffering": learner(
+        SYNC(gradient_bits=8, double_buffering=True), dtype="float32"
+    ),
+    "2 bits, entropy, pipelined": learner(
+        SYNC(gradient_bits=2, code="entropy", transport="pipelined"), dtype="float32"
+    ),
+    "1 bit": learner(SYNC(gradient_bits=1), dtype="float32", near=2.0),
+    "1 bit, sign, spare": learner(
+        SYNC(gradient_bits=1, code="sign", block_size=64), dtype="float32", spares=1, near=2.0
+    ),
+    "1 bit, no failures": learner(SYNC(gradient_bits=1), dtype="float32", faults=0),
+    "PowerSGD": learner(psgd.PowerSGD(rank=2), dtype="float32"),
+    "model averaging": learner(psgd.ModelAveragingSGD(sync_steps=2)),
+    "model averaging, spare": learner(psgd.ModelAveragingSGD(sync_steps=3), spares=1),
+    "model averaging, samples": learner(psgd.ModelAveragingSGD(sync_period=2)),
+    "block momentum": learner(psgd.BlockMomentumSGD(sync_steps=3)),
+    "block momentum, overlap, 8 bits": learner(
+        psgd.BlockMomentumSGD(sync_steps=4, overlap_samples=6, gradient_bits=8), dtype="float32"
+    ),
+    "SlowMo": learner(psgd.SlowMo(sync_steps=2)),
+    "SlowMo, 1 bit": learner(
+        psgd.SlowMo(sync_steps=3, gradient_bits=1, block_size=64), dtype="float32", near=2.0
+    ),
+    "DiLoCo": learner(psgd.DiLoCo(sync_steps=4), psgd.Adam(lr=0.01)),
+    "DiLoCo, overlap": learner(psgd.DiLoCo(sync_steps=4, overlap_samples=6), psgd.Adam(lr=0.01)),
+    "servers": pushes(1),
+    "servers, spare": pushes(1, spares=1),
+    "2 servers": pushes(2, min_block=10),
+    "2 servers, spare": pushes(2, min_block=10, spares=1),
+    "bounded": pushes(2, mode="bounded", staleness=1, min_block=10),
+    "updates": pushes(2, sync_steps=2, currency="deltas", min_block=10),
+    "geo": pushes(1, sync_steps=3, mode="geo", currency="deltas", merge="sum"),
+    "pipeline": pushes(1, pipeline=True),
+    "every rank serves": pushes(0, min_block=10),
+    "sync rounds": pushes(1, {"rounds": 6}, mode="sync"),
+    "sync rounds, 2 servers": pushes(2, {"rounds": 6}, mode="sync", min_block=10),
+    "sync rounds of 3 steps": pushes(2, {"rounds": 2}, mode="sync", sync_steps=3, min_block=10),
+    "sync rounds, 5 ranks, 3 servers": pushes(3, {"rounds": 6}, mode="sync", min_block=10, ranks=5),
+    "sync rounds, 6 ranks, 4 servers": pushes(4, {}, mode="sync", ranks=6),
+    "warm start": pushes(1, {"exact": True, "warm": 4}, distributed_after=4),
+    "pushes of 8 bits": served(
+        few_bits(psgd.DataParallelASGD(servers=2, sync_steps=1, gradient_bits=8, min_block=10)),
+        2,
+        {},
+    ),
+    "pushes of 1 bit, pipeline": served(
+        few_bits(psgd.DataParallelASGD(servers=2, sync_steps=1, gradient_bits=1, pipeline=True)),
+        2,
+        {},
+    ),
+    "rows": served(rows_of_a_table(), 2, {"rows_end": True}),
+    "rows, prefetched": served(rows_of_a_table(prefetches=True), 2, {"rows_end": True}),
+    **{
+        f"session, {name}": Configuration(
+            session(SYNC(), **of_session),
+            {"ranks": 3, "faults": 2, "kinds": kinds, "spares": spares},
+        )
+        for name, kinds, spares, of_session in [
+            ("ranks", "ranks", 0, {}),
+            ("spare", "ranks", 1, {}),
+            ("files", "files", 0, {}),
+            ("notices", ("notices", "ranks"), 0, {}),
+            ("all faults", ("ranks", "files", "notices"), 1, {}),
+            ("resumed", ("ranks", "files"), 0, {"resumed": True}),
+            (
+                "best model",
+                "ranks",
+                0,
+                {
+                    "rates": psgd.schedules.Steps({0: 0.05, SAMPLES: 50.0}),
+                    "check": {"last": False},
+                },
+            ),
+        ]
+    },
+    "session, model averaging": Configuration(
+        session(psgd.ModelAveragingSGD(sync_steps=4), {"exact": False}),
+        {"ranks": 3, "faults": 2, "kinds": ("ranks", "files")},
+    ),
+    **{
+        f"session, {name}": Configuration(session(algorithm, check, **given), options)
+        for name, algorithm, check, given in [
+            (
+                "sync servers",
+                psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=1),
+                {"exact": False, "ranks": (3, 4, 5)},
+                {},
+            ),
+            (
+                "servers",
+                psgd.DataParallelASGD(servers=1, sync_steps=1),
+                {"exact": False},
+                {"restore_best": False},
+            ),
+        ]
+        for name, options in [
+            (name, {"ranks": 4, "faults": 1, "may_fail": False}),
+            (f"{name}, spare", {"ranks": 4, "faults": 1, "spares": 1, "may_fail": False}),
+            (f"{name}, files", {"ranks": 4, "faults": 1, "kinds": "files"}),
+            (
+                f"{name}, all faults",
+                {"ranks": 4, "faults": 2, "kinds": ("ranks", "files", "notices"), "spares": 1},
+            ),
+        ]
+    },
+}

@@ -1,0 +1,149 @@
+"""Programs to explore: learners of every algorithm, on ranks that fail.
+
+What a sample adds does not depend on the model, or it does: see `training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import parallel_sgd as psgd
+from parallel_sgd.communication import Communicator
+from parallel_sgd.data import with_next
+from parallel_sgd.testing import Outcome
+
+N, MINIBATCH, EPOCHS = 23, 6, 2
+TOTAL = N * EPOCHS
+RATE = 1 / 64
+
+
+@dataclass
+class Trained:
+    """What a rank has at its end.
+
+    Attributes:
+        flat: its final model.
+        samples: its clock.
+        trained: samples of all ranks in all of its steps.
+        recovery: its report.
+        residual: what it still has to send of all values, or None.
+    """
+
+    flat: np.ndarray
+    samples: int
+    trained: int
+    recovery: dict[str, Any]
+    residual: np.ndarray | None = None
+
+
+def training(
+    algorithm: Any,
+    optimizer: Any = None,
+    dtype: str = "float64",
+    *,
+    constant: bool = False,
+    ahead: bool = False,
+    reports: bool = False,
+    **options: Any,
+) -> Callable[[Communicator], Trained]:
+    """What every rank does: pull the model towards the samples, each its part of them.
+
+    Args:
+        constant: the gradients are the samples themselves, whole numbers, whatever the model is.
+        ahead: whether the next minibatch is there before a step is taken with this one.
+        reports: whether the learner reports its synchronizations.
+        options: of the learner.
+    """
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((N, 300)), np.arange(N) % 2
+    if constant:
+        x = np.round(8 * x)
+    optimizer = optimizer or (psgd.SGD(lr_per_sample=RATE) if constant else psgd.SGD(lr=0.01))
+
+    def program(comm: Communicator) -> Trained:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10), dtype), "b": np.zeros(100, dtype)})
+        source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
+        given = {"commit_every": 3, "sync_perf_stats": 2 if reports else 0} | options
+        with psgd.Learner(parameters, optimizer, algorithm, comm, **given) as learner:
+            trained, minibatches = 0, source.minibatches(learner)
+            if ahead:
+                minibatches = (minibatch for minibatch, _ in with_next(minibatches))
+            for inputs, _ in minibatches:
+                pull = inputs if constant else parameters.flat - inputs
+                learner.gradient.flat[...] = pull.sum(0)
+                if getattr(algorithm, "overlap", False) and len(inputs):
+                    learner.ready("b")
+                trained += learner.step(samples=len(inputs))
+            learner.finish()
+            recovery = (learner.report() or {}).get("recovery", {})
+            return Trained(
+                parameters.flat.copy(), learner.samples, trained, recovery, residual_of(learner)
+            )
+
+    return program
+
+
+def residual_of(learner: Any) -> np.ndarray | None:
+    """What a rank still has to send, of all values."""
+    exchange = getattr(learner.state, "exchange", None)
+    residuals = getattr(exchange, "residuals", None)
+    if residuals is None or residuals.worker_error is None:
+        return None
+    total = residuals.worker_error.astype(np.float64)
+    for name, error in residuals.owner_error.items():
+        total[exchange.current.owned[name]] += error
+    return total
+
+
+@dataclass
+class TrainingCheck:
+    """What must hold at the end of `training`.
+
+    Args:
+        same: the order in which ranks run changes nothing: without failures, all bits are those of
+            the first outcome, which is without failures.
+        exact: whoever fails, the model is that one to rounding: no sample is lost, or trained on
+            twice.
+        near: else it is at most so far from it, of its norm.
+    """
+
+    same: bool = True
+    exact: bool = False
+    near: float = 0.7
+    first: Trained | None = field(default=None, repr=False)
+
+    def __call__(self, outcome: Outcome) -> None:
+        left = [result for result in outcome.results if result is not None]
+        assert left or outcome.error, "nobody has finished"
+        if outcome.error:
+            return
+        if self.first is None:
+            assert not outcome.failed
+            self.first = left[0]
+        for one in left:
+            assert np.array_equal(one.flat, left[0].flat), "replicas differ"
+            assert one.samples == TOTAL, f"the clock is {one.samples}, not {TOTAL}"
+            lost = one.recovery.get("ranks_lost", [])
+            assert set(lost) <= set(outcome.failed), f"{lost} of {outcome.failed} are lost"
+        self.check_losses(left, len(outcome.failed))
+        model, expected = left[0].flat, self.first.flat
+        if not outcome.failed:
+            assert not self.same or np.array_equal(model, expected), "the order changes the model"
+        if self.exact:
+            apart = np.abs(model - expected).max()
+            assert np.allclose(model, expected, rtol=1e-12, atol=1e-13), f"{apart:.3g} too far"
+        else:
+            apart = np.linalg.norm(model - expected) / np.linalg.norm(expected)
+            assert apart <= self.near, f"{apart:.3g} of its norm too far"
+
+    def check_losses(self, left: list[Trained], failed: int) -> None:
+        """What was trained on again, is told: also what a failure has ended in the midst."""
+        reported = {one.recovery.get("samples_trained_again", 0) for one in left}
+        assert len(reported) == 1, f"ranks report {reported} samples trained again"
+        again = max(one.trained for one in left) - TOTAL
+        most = again + failed * MINIBATCH
+        assert again <= reported.pop() <= most, f"{again} to {most} samples are trained again"

@@ -1,0 +1,189 @@
+"""Faults of recovery that were found and mended, to be put back: exploration must find each.
+
+Each is a change of the source: what is written there now, and what was written before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from parallel_sgd.data.view import Agreement
+from parallel_sgd.parameter_server.client import PendingPush
+from parallel_sgd.parameter_server.parts import Part
+from parallel_sgd.parameter_server.roles import ParameterServers
+from parallel_sgd.training.checkpoint import files
+from parallel_sgd.training.recovery.rollback import Rollback
+from parallel_sgd.training.recovery.server_failover import ServerFailover
+from parallel_sgd.training.session.best_model import BestModel
+from parallel_sgd.training.session.loop import TrainingRun
+from parallel_sgd.training.session.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class OldFault:
+    """A fault, put back.
+
+    Args:
+        configuration: shows it.
+        owner, name: of the function.
+        now, then: a part of its source, as it is and as it was.
+        seed: of the first schedule: not long before the first one that shows the fault.
+    """
+
+    configuration: str
+    owner: Any
+    name: str
+    now: str
+    then: str
+    seed: int = 1
+
+    def put_back(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(self.owner, self.name, self.changed())
+
+    def changed(self) -> Callable[..., Any]:
+        function = getattr(self.owner, self.name)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.now) == 1, f"{self.name} has changed: {self.now!r}"
+        names: dict[str, Any] = {}
+        exec(source.replace(self.now, self.then), function.__globals__, names)
+        return names[self.name]
+
+
+OLD_FAULTS = {
+    "ranks that fail before training may leave too few for the servers": OldFault(
+        "2 servers",
+        ParameterServers,
+        "assign",
+        "count = min(count, size - 1) if fewer else count",
+        "",
+    ),
+    "the best model is not saved where a rank fails meanwhile": OldFault(
+        "session, notices",
+        TrainingRun,
+        "_save_missing_best",
+        "if checkpoints is not None",
+        "if False",
+        seed=78,
+    ),
+    "a row is written by a rank that fails, and by the next one": OldFault(
+        "session, sync servers",
+        RunFolder,
+        "append_metrics",
+        "if not self._writes:",
+        "if False:",
+        seed=66,
+    ),
+    "a server without values waits for other pushes than the rest": OldFault(
+        "sync rounds, 6 ranks, 4 servers",
+        Part,
+        "all_of",
+        "return bool(marked.all())",
+        "return True",
+        seed=104,
+    ),
+    "samples are counted as trained again by each nested recovery": OldFault(
+        "sync",
+        Rollback,
+        "_rejoin",
+        "again = max(before.samples, self._trained - shared.samples)",
+        "again = before.samples + max(0, self._trained - self.losses.samples - shared.samples)",
+        seed=930,
+    ),
+    "each rank restores its own newest snapshot": OldFault(
+        "sync",
+        Rollback,
+        "_rejoin",
+        "number = max(common) if common else min(max(numbers) for numbers in known)",
+        "number = max(held) if held else max(max(numbers) for numbers in known)",
+    ),
+    "ranks do not meet between two snapshots": OldFault(
+        "model averaging",
+        Rollback,
+        "_try_commit",
+        "if not (has_met or self._paused):",
+        "if False:",
+        seed=720,
+    ),
+    "a rank that has its final model does not wait for the others": OldFault(
+        "servers",
+        ServerFailover,
+        "finish",
+        "world.barrier()  # a rank past this point knows that all hold the model",
+        "pass",
+        seed=164,
+    ),
+    "a push is repeated whole": OldFault(
+        "2 servers",
+        PendingPush,
+        "retry_vector",
+        "if self.applied is None or not self.applied.any():",
+        "if True:",
+    ),
+    "what workers do together is not done again": OldFault(
+        "session, sync servers",
+        ServerFailover,
+        "collective",
+        "return self._retry(marked, meets=True)",
+        "return marked()",
+    ),
+    "who has come through a meeting does what the others do again": OldFault(
+        "session, sync servers",
+        ServerFailover,
+        "_retry",
+        "self._most_calls <= self._calls",
+        "True",
+    ),
+    "steps of the warm start are not counted": OldFault(
+        "warm start",
+        ServerFailover,
+        "step",
+        "if learner.samples > before:",
+        "if False:",
+    ),
+    "a run that goes back to its best model trains on": OldFault(
+        "session, best model",
+        BestModel,
+        "finish",
+        'before, self.ended = self.ended, self.ended or "ended with the best model"',
+        "before = self.ended",
+    ),
+    "a checkpoint has its name before its manifest": OldFault(
+        "session, files",
+        files,
+        "publish",
+        "    os.replace(aside, part / MANIFEST)\n    _flush_folder(part)\n"
+        "    os.rename(part, final)\n    _flush_folder(final.parent)\n",
+        "    os.rename(part, final)\n    os.replace(final / aside.name, final / MANIFEST)\n",
+        seed=62,
+    ),
+    "an old checkpoint is removed under its name": OldFault(
+        "session, files",
+        files,
+        "remove",
+        "os.rename(path, renamed)\n    remove_tree(renamed)",
+        "remove_tree(path)",
+        seed=16,
+    ),
+    "workers compare their data again where a server has joined": OldFault(
+        "session, sync servers, spare",
+        Agreement,
+        "holds",
+        "joined, generation = _when(learner)",
+        "joined, generation = learner.agreed.generation, _when(learner)[1]",
+        seed=60,
+    ),
+    "roles are given without the workers that have none yet": OldFault(
+        "2 servers",
+        ParameterServers,
+        "assign",
+        "if not any(trained):",
+        "if False:",
+        seed=46,
+    ),
+}
