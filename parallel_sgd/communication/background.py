@@ -78,6 +78,8 @@ class InBackground(Generic[Result]):
         function: to run.
         stop: makes the function return soon, however much work is left. Called at the latest when
             the program ends, after all tasks without a `stop` have ended: those may need this one.
+        reports: False if other calls raise the function's exception, too: then nobody need collect
+            it.
 
     A function that communicates needs its own communicator (`Communicator.duplicate`), since its
     collectives run concurrently with those of the main thread.
@@ -90,8 +92,14 @@ class InBackground(Generic[Result]):
     """
 
     def __init__(
-        self, name: str, function: Callable[[], Result], stop: Callable[[], object] | None = None
+        self,
+        name: str,
+        function: Callable[[], Result],
+        stop: Callable[[], object] | None = None,
+        *,
+        reports: bool = True,
     ) -> None:
+        self._reports = reports
         self._function: Callable[[], Result] | None = function
         self._stop = stop
         self._result: Result | None = None
@@ -152,7 +160,7 @@ class InBackground(Generic[Result]):
             self._error = error
         except BaseException as error:  # raised again in `result`
             self._error = error
-            if not runtime.process_failed():
+            if self._reports and not runtime.process_failed():
                 _failed.add(self)
         finally:
             self._function = None  # frees the objects it refers to

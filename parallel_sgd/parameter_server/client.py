@@ -144,7 +144,8 @@ class Client(Conversation):
                 before.wait()
             return self._locked(work)
 
-        self._begun = begun = InBackground("to servers", in_turn)
+        # If ranks have failed, each later request raises that, too.
+        self._begun = begun = InBackground("to servers", in_turn, reports=False)
         return begun
 
     def in_order(self, work: Callable[[], Result]) -> Result:
