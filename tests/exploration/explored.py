@@ -44,6 +44,7 @@ def learner(
 ) -> Configuration:
     """Training with an algorithm, by a learner."""
     of_check = {name: given.pop(name) for name in ("same", "exact", "near") if name in given}
+    of_check["ahead"] = 1 if algorithm.synchronizes_every_step else 4
     of_explore = {
         name: given.pop(name)
         for name in ("ranks", "faults", "spares", "kinds", "may_fail")

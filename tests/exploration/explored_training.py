@@ -109,11 +109,13 @@ class TrainingCheck:
         exact: whoever fails, the model is that one to rounding: no sample is lost, or trained on
             twice.
         near: else it is at most so far from it, of its norm.
+        ahead: minibatches by which a rank may be ahead of the others.
     """
 
     same: bool = True
     exact: bool = False
     near: float = 0.7
+    ahead: int = 1
     first: Trained | None = field(default=None, repr=False)
 
     def __call__(self, outcome: Outcome) -> None:
@@ -145,5 +147,5 @@ class TrainingCheck:
         reported = {one.recovery.get("samples_trained_again", 0) for one in left}
         assert len(reported) == 1, f"ranks report {reported} samples trained again"
         again = max(one.trained for one in left) - TOTAL
-        most = again + failed * MINIBATCH
+        most = again + failed * MINIBATCH * self.ahead
         assert again <= reported.pop() <= most, f"{again} to {most} samples are trained again"

@@ -102,14 +102,6 @@ OLD_FAULTS = {
         "number = max(common) if common else min(max(numbers) for numbers in known)",
         "number = max(held) if held else max(max(numbers) for numbers in known)",
     ),
-    "ranks do not meet between two snapshots": OldFault(
-        "model averaging",
-        Rollback,
-        "_try_commit",
-        "if not (has_met or self._paused):",
-        "if False:",
-        seed=720,
-    ),
     "a rank that has its final model does not wait for the others": OldFault(
         "servers",
         ServerFailover,
