@@ -31,7 +31,7 @@ def seed_of_today() -> int:
 
 
 def work(share: tuple[int, int], names: list[str], seed: int, until: float) -> list[dict[str, Any]]:
-    """Explore every so many-th configuration in turn, until a time. Return the counts of each."""
+    """Explore every so many-th configuration, until a time. Return the counts of each."""
     import numpy as np
     from explored import CONFIGURATIONS
 
@@ -44,35 +44,30 @@ def work(share: tuple[int, int], names: list[str], seed: int, until: float) -> l
     os.sched_setaffinity(0, {cores[share[0] % len(cores)]})
     counts: dict[str, dict[str, Any]] = {}
     number, of = share
-    turn = 0
+    for name in names[number::of]:
+        counts[name] = {"name": name, "schedules": 0, "points": 0, "failures": 0, "seconds": 0.0}
+        counts[name] |= {"outcomes": Counter(), "faults": []}
     while time.monotonic() < until:
-        for name in names[number::of]:
-            if time.monotonic() >= until:
-                break
-            count = counts.setdefault(
-                name,
-                {"name": name, "schedules": 0, "points": 0, "failures": 0, "seconds": 0.0}
-                | {"outcomes": Counter(), "faults": []},
-            )
-            began, at = time.monotonic(), seed + turn * ROUND
-            while at < seed + (turn + 1) * ROUND:
-                left = seed + (turn + 1) * ROUND - at
-                try:
-                    done = CONFIGURATIONS[name].explore(schedules=left, seed=at)
-                except ScheduleFailed as error:
-                    print(f"\n{name}: {error}", flush=True)
-                    count["faults"].append(error.schedule)
-                    ran = int(error.schedule.split(":")[1]) - at if ":" in error.schedule else 0
-                    count["schedules"] += ran + 1
-                    at += max(ran, 0) + 1
-                    continue
-                at += left
-                count["schedules"] += done.schedules
-                count["points"] += done.points
-                count["failures"] += done.failures
-                count["outcomes"].update(done.outcomes)
-            count["seconds"] += time.monotonic() - began
-        turn += 1
+        # The one with the least time so far. Slow configurations run fewer schedules.
+        count = min(counts.values(), key=lambda row: row["seconds"])
+        began, at = time.monotonic(), seed + count["schedules"]
+        end = at + ROUND
+        while at < end:
+            try:
+                done = CONFIGURATIONS[count["name"]].explore(schedules=end - at, seed=at)
+            except ScheduleFailed as error:
+                print(f"\n{count['name']}: {error}", flush=True)
+                count["faults"].append(error.schedule)
+                ran = max(int(error.schedule.split(":")[1].split(",")[0]) - at, 0)
+                count["schedules"] += ran + 1
+                at += ran + 1
+                continue
+            at = end
+            count["schedules"] += done.schedules
+            count["points"] += done.points
+            count["failures"] += done.failures
+            count["outcomes"].update(done.outcomes)
+        count["seconds"] += time.monotonic() - began
     return list(counts.values())
 
 
