@@ -87,6 +87,9 @@ class Algorithm(Options, ABC, Generic[StateT]):
         optimizer_on_servers: True if servers take the optimizer's steps, each on its part of the
             model.
         overlap: True if the algorithm uses `ready`.
+        has_common_model: False if ranks only approach each other between steps, as by gossip: each
+            has a model of its own, and `finish` makes one of them. Then the ranks compare no
+            models, and each evaluates its own.
     """
 
     roles: Roles = AllTrain()
@@ -95,6 +98,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
     asynchronous: bool = False
     optimizer_on_servers: bool = False
     overlap: bool = False
+    has_common_model: bool = True
 
     @abstractmethod
     def init(self, work: Work) -> StateT:
@@ -131,7 +135,10 @@ class Algorithm(Options, ABC, Generic[StateT]):
         """
 
     def shared_model(self, state: StateT, work: Work) -> Array:
-        """Return the model [n] common to all ranks, for evaluation. Local, no copy."""
+        """Return the model [n] common to all ranks, for evaluation. Local, no copy.
+
+        Without a common model, this rank's own.
+        """
         return work.parameters.flat
 
     def replicated(self, state: StateT, work: Work) -> bool:

@@ -35,6 +35,9 @@ VALUES = 1243
 STEPS = 10
 """Minibatches of a run, with 1 to 4 samples a rank."""
 
+LENGTHS = (STEPS, STEPS - 1)
+"""Minibatches of runs of which one ends inside a block, unless all blocks have one minibatch."""
+
 ROUNDING = {"float64": 1e-9, "float32": 1e-4}
 """Largest difference between results that are equal to rounding."""
 
@@ -138,7 +141,8 @@ class Run:
 
     Attributes:
         models: the rank's own parameters, [n] each.
-        shared: the common model of all ranks according to the algorithm, [n] each.
+        shared: the common model of all ranks according to the algorithm, [n] each: see
+            `shared_model`.
         totals: the results of `step`.
         clocks: `learner.samples`.
         bytes_sent: `learner.bytes_sent`.
@@ -153,10 +157,9 @@ class Run:
     final: Array = field(default_factory=lambda: np.zeros(0))
 
     def record(self, learner: Learner, total: int) -> None:
-        """Record a step. Local."""
+        """Record a step. Collective without a common model."""
         self.models.append(learner.parameters.flat.copy())
-        with learner.shared_model():
-            self.shared.append(learner.parameters.flat.copy())
+        self.shared.append(shared_model(learner))
         self.totals.append(total)
         self.clocks.append(learner.samples)
         self.bytes_sent.append(learner.bytes_sent)
@@ -165,6 +168,35 @@ class Run:
         learner.finish()
         self.final = learner.parameters.flat.copy()
         return self
+
+
+def step_with(learner: Learner, gradients: Sequence[Array] | None, total: int) -> None:
+    """Take a step with given gradients of all ranks. Collective.
+
+    Args:
+        gradients: [n] each, by rank, as sums over the samples; None: zeros.
+        total: number of samples, divided among the ranks.
+    """
+    rank, size = learner.comm.rank, learner.comm.size
+    own, gradient = total, 0.0 if gradients is None else np.sum(gradients, axis=0)
+    if learner.distributed:
+        own = total // size + (rank < total % size)
+        gradient = 0.0 if gradients is None else gradients[rank]
+    learner.announce(own, total)
+    learner.gradient.flat[...] = gradient
+    learner.step(samples=own)
+
+
+def shared_model(learner: Learner) -> Array:
+    """Return a copy of the ranks' common model, [n]; without one, the mean of all ranks' models.
+    Collective without a common model, else local."""
+    if learner.algorithm.has_common_model:
+        with learner.shared_model():
+            common: Array = learner.parameters.flat.copy()
+            return common
+    models = learner.comm.allgather_object(learner.parameters.flat)
+    mean: Array = np.mean(models, axis=0, dtype=float).astype(models[0].dtype)
+    return mean
 
 
 def starting_point(dtype: str) -> Parameters:

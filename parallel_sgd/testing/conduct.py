@@ -18,6 +18,7 @@ from ..state import wait_for, weight_of
 from ..training import Learner
 from ..training.state.state_tree import capture, flatten, restore, unflatten
 from .cases import (
+    LENGTHS,
     STEPS,
     VALUES,
     Array,
@@ -44,20 +45,23 @@ STOPS = 8
 DRY = 4  #: rank 0 has no samples from this minibatch on
 EMPTY = 6  #: no rank has samples in this minibatch
 FASTER, FACTOR = 4, 3.0  #: from this minibatch on the learning rate is this much higher
-LENGTHS = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... with separate data
+SEPARATE = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... with separate data
 
 
 @check()
 def agreement(case: Case) -> str | None:
     """All ranks have the same shared model after every step, and the same model at the end."""
-    learner = case.learner()
-    run = trained(learner, case.data())
-    learner.finish()
-    second = difference("the model after finishing twice", learner.parameters.flat, run.final)
-    names = [f"step {t}, the shared model" for t in range(len(run.shared))]
-    names.append("after finish, the model")
-    between = differs_between_ranks(case.comm, names, [*run.shared, run.final])
-    return between or miscounted(run, case.data()) or second
+    problems = []
+    for steps in LENGTHS:
+        learner, data = case.learner(), case.data(steps)
+        run = trained(learner, data)
+        learner.finish()
+        second = difference("the model after finishing twice", learner.parameters.flat, run.final)
+        names = [f"step {t}, the shared model" for t in range(len(run.shared))]
+        names.append(f"after finish in step {steps}, the model")
+        between = differs_between_ranks(case.comm, names, [*run.shared, run.final])
+        problems.append(between or miscounted(run, data) or second)
+    return first_of(problems)
 
 
 @check()
@@ -83,7 +87,7 @@ def dry_ranks(case: Case) -> str | None:
 def _separate_data(case: Case) -> str | None:
     """Check the same with separate data on every rank, if a warm start does not exclude it."""
     size, epochs = case.comm.size, 2
-    lengths = [LENGTHS[k % len(LENGTHS)] for k in range(size)]
+    lengths = [SEPARATE[k % len(SEPARATE)] for k in range(size)]
     centres = np.random.default_rng([12, case.comm.rank]).standard_normal(
         (lengths[case.comm.rank], VALUES)
     )

@@ -23,6 +23,7 @@ from .cases import (
     differs_between_ranks,
     first_of,
     put_gradient,
+    shared_model,
     step,
 )
 from .registry import check
@@ -74,7 +75,7 @@ class FailedRun:
     def record(self, step: int | None) -> None:
         self.step = step
         self.model = self.learner.parameters.flat.copy()
-        self.shared = _shared(self.learner)
+        self.shared = shared_model(self.learner)
         self.rule = copy.deepcopy(self.learner.local_step.state)
 
 
@@ -130,7 +131,7 @@ def _model_problem(case: Case, failed: FailedRun, reference: Run, *, fails: bool
             error.
     """
     learner, where = failed.learner, "" if failed.step is None else f" in step {failed.step}"
-    x, shared = learner.parameters.flat, _shared(learner)
+    x, shared = learner.parameters.flat, shared_model(learner)
     assert failed.model is not None and failed.shared is not None
     what = f"after the error{where}, the shared model"
     between = differs_between_ranks(case.comm, [what], [shared])
@@ -180,8 +181,3 @@ def _among(x: Array, vectors: list[Array]) -> bool:
 
 def _is_culprit(case: Case) -> bool:
     return case.comm.rank == case.comm.size - 1
-
-
-def _shared(learner: Learner) -> Array:
-    shared: Array = learner.runner.common_model().copy()
-    return shared

@@ -13,6 +13,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..optimizers import SGD
 from .cases import (
+    LENGTHS,
     ROUNDING,
     STEPS,
     Case,
@@ -32,8 +33,12 @@ SOME = 0.1  #: fraction of values: a message may hold 1 of 32, in 10 minibatches
 @check(alone=True)
 def serial(case: Case) -> str | None:
     """One rank trains as the optimizer does without any algorithm."""
+    return first_of([_serial(case, steps) for steps in LENGTHS])
+
+
+def _serial(case: Case, steps: int) -> str | None:
     one = Communicator.single()
-    data = data_of(counts_of(1))
+    data = data_of(counts_of(1, steps))
     run = case.exact_run(data, comm=one)
     # The optimizer alone, on a learner's parameters and gradient. The algorithm never runs.
     alone = case.learner(case.exact, dtype=case.dtype, comm=one)
@@ -41,7 +46,8 @@ def serial(case: Case) -> str | None:
     for (samples,) in data:
         put_gradient(alone, samples)
         local_step(alone.gradient.flat, len(samples))
-    return difference("after finish, the model", run.final, alone.parameters.flat, case.rounding)
+    what = f"after finish in step {steps}, the model"
+    return difference(what, run.final, alone.parameters.flat, case.rounding)
 
 
 @check(least_ranks=2)

@@ -25,7 +25,9 @@ from .cases import (
     data_of,
     difference,
     first_of,
+    shared_model,
     shifted,
+    step_with,
     trained,
 )
 from .registry import check
@@ -37,6 +39,11 @@ SAMPLES = 2  #: of each rank in a minibatch
 PAUSE = 12  #: steps without a gradient
 MOST_PAUSES = 12  #: most pauses until the model stands still, in full precision
 STILL = 1e-5  #: largest movement in a pause of a model that stands still
+TOGETHER = 0.05  #: largest fraction of the distance between ranks left after some steps
+LATER = 24  #: steps without gradients until what has been left out counts as applied
+STOP = 6  #: minibatches before
+ALONG = 0.2  #: least cosine of the angle between what is left out and what is applied later
+MOST_APPLIED = 1.5  #: largest part of what is left out that is applied later
 EXPLAINED = 0.1  #: fraction of a difference: the rest changes while the model moves
 
 
@@ -78,6 +85,87 @@ def dry_ranks_count_nothing(case: Case) -> str | None:
         what = f"the final model with all samples on rank {rank}, compared with a single rank"
         problems.append(difference(what, final, expected, case.rounding))
     return first_of(problems)
+
+
+@check(least_ranks=3)
+def approach(case: Case) -> str | None:
+    """In steps without gradients the ranks' own models approach each other, to a twentieth of
+    their distance within 24 minibatches. Without a common model, the mean of all models stays."""
+    learner = case.learner(case.exact, dtype=case.dtype, optimizer=SGD(lr=0.1))
+    total = SAMPLES * case.comm.size
+    for row in _gradients(case, 3):
+        step_with(learner, row, total)
+    before = case.comm.allgather_object(learner.parameters.flat.astype(float))
+    for _ in range(LATER):
+        step_with(learner, None, total)
+    after = case.comm.allgather_object(learner.parameters.flat.astype(float))
+    learner.finish()
+    apart, still_apart = (
+        float(np.abs(models - np.mean(models, axis=0)).max()) for models in (before, after)
+    )
+    if still_apart > max(TOGETHER * apart, case.rounding):
+        return (
+            f"the ranks' own models are up to {apart:.3g} from their mean, and still "
+            f"{still_apart:.3g} after {LATER} minibatches without gradients, not at most "
+            f"{TOGETHER} of that"
+        )
+    if case.algorithm.has_common_model:
+        return None
+    what = f"the mean of the ranks' models after {LATER} minibatches without gradients"
+    return difference(what, np.mean(after, axis=0), np.mean(before, axis=0), case.rounding)
+
+
+@check()
+def later(case: Case) -> str | None:
+    """Updates left out by few bits are applied in later steps: in steps without gradients the model
+    moves towards the model in full precision."""
+    if case.algorithm == case.exact:
+        return None
+    learners = stopped(case, case.algorithm), stopped(case, case.exact)
+    left_out = shared_model(learners[1]).astype(float) - shared_model(learners[0])
+    few, full = (moved_later(learner, SAMPLES * case.comm.size) for learner in learners)
+    for learner in learners:
+        learner.finish()
+    if float(np.abs(left_out).max()) <= ROUNDING["float32"]:
+        return None
+    moved = few - full
+    length = float(np.linalg.norm(moved))
+    cosine = float(moved @ left_out) / max(length * float(np.linalg.norm(left_out)), 1e-30)
+    gain = applied(moved, left_out)
+    if cosine >= ALONG and gain <= MOST_APPLIED:
+        return None
+    return (
+        f"{np.linalg.norm(left_out):.3g} from the model in full precision, the model moves by "
+        f"{length:.3g} in {LATER} minibatches without gradients, of which {gain:.3g} times "
+        f"that distance, not {ALONG * length / np.linalg.norm(left_out):.3g} to {MOST_APPLIED}"
+    )
+
+
+def stopped(case: Case, algorithm: Algorithm[Any]) -> Learner:
+    """Create a learner that has trained for a few minibatches, with gradients that do not depend on
+    the model. Collective."""
+    learner = case.learner(algorithm, optimizer=SGD(lr=0.1))
+    for row in _gradients(case, 4)[:STOP]:
+        step_with(learner, row, SAMPLES * case.comm.size)
+    return learner
+
+
+def moved_later(learner: Learner, total: int) -> Array:
+    """Return the displacement [n] of the shared model in steps without gradients. Collective.
+
+    Args:
+        total: number of samples of a minibatch.
+    """
+    before = shared_model(learner).astype(float)
+    for _ in range(LATER):
+        step_with(learner, None, total)
+    displacement: Array = shared_model(learner) - before
+    return displacement
+
+
+def applied(moved: Array, left_out: Array) -> float:
+    """Return the part of what has been left out [n] that a displacement [n] makes up for."""
+    return float(moved @ left_out) / float(left_out @ left_out)
 
 
 @check()
@@ -169,29 +257,24 @@ def _displacement(
     """
     learner = case.learner(algorithm, optimizer=SGD(lr=0.1))
     start = learner.parameters.flat.astype(float)
+    total = SAMPLES * case.comm.size
 
-    def step(gradient: Array | float) -> None:
-        samples = SAMPLES if learner.distributed else SAMPLES * case.comm.size
-        learner.announce(samples, SAMPLES * case.comm.size)
-        learner.gradient.flat[...] = gradient
-        learner.step(samples=samples)
-
-    def applied() -> Array:
-        displacement: Array = learner.runner.common_model().astype(float) - start
+    def displaced() -> Array:
+        displacement: Array = shared_model(learner).astype(float) - start
         return displacement
 
     for row in gradients:
-        step(row[case.comm.rank] if learner.distributed else np.sum(row, axis=0))
+        step_with(learner, row, total)
     paused = 0
     while paused < (MOST_PAUSES if pauses is None else pauses):
-        before = applied()
+        before = displaced()
         for _ in range(PAUSE):
-            step(0.0)
-        moved = max(case.comm.allgather_object(float(np.abs(applied() - before).max())))
+            step_with(learner, None, total)
+        moved = max(case.comm.allgather_object(float(np.abs(displaced() - before).max())))
         if pauses is None and moved <= STILL:
             break
         paused += 1
-    displacement = Displacement(applied(), _declared(learner))
+    displacement = Displacement(displaced(), _declared(learner))
     learner.finish()
     return displacement, paused
 

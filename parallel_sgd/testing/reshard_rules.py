@@ -15,6 +15,7 @@ import numpy as np
 
 from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
+from ..optimizers import SGD
 from ..state import wait_for, weight_of
 from ..training import Learner
 from ..training.checkpoint.compatibility import require_possible
@@ -32,15 +33,22 @@ from .cases import (
     differs_between_ranks,
     first_of,
     miscounted,
+    shared_model,
     step,
     trained,
 )
+from .learning import LATER, SAMPLES, applied, moved_later, stopped
 from .registry import check
 
 STOPS = (3, 4)
 """Another number of ranks resumes after these minibatches."""
 
-LATER = 4  #: minibatches after resuming
+RESUMED_STEPS = 4  #: minibatches after resuming
+FIRST_STOP, LAST_STOP = (
+    4,
+    9,
+)  #: minibatches before one rank resumes, inside or at the end of a block
+MOST_RATIO = 1.45  #: of what is applied later on two numbers of ranks
 
 
 @check(least_ranks=2)
@@ -77,6 +85,65 @@ def resharded(case: Case) -> str | None:
     return None
 
 
+@check(least_ranks=2)
+def merged(case: Case) -> str | None:
+    """Ranks with identical data resume on one rank as if that rank had trained alone, somewhere in
+    a block."""
+    size, data = case.comm.size, [[row[0]] for row in data_of(counts_of(1, 2 * LAST_STOP))]
+    learner, saved = case.learner(case.exact, dtype=case.dtype), []
+    for row in data[:LAST_STOP]:
+        step(learner, row * size)
+        saved.append(case.comm.allgather_object(vars(_saved(learner))))
+    learner.finish()
+    one_rank = replace(case, algorithm=case.one_rank, comm=Communicator.single())
+    alone = trained(one_rank.learner(dtype=case.dtype), data).final
+    problems = []
+    for stop in range(FIRST_STOP, LAST_STOP + 1):
+        sent = saved[stop - 1]
+        resumed = _resumed(one_rank, [Saved(**remote) for remote in sent], dtype=case.dtype)
+        final = trained(resumed, data[stop:]).final
+        what = f"stopped after step {stop - 1} and resumed on 1 rank, the final model"
+        problems.append(difference(what, final, alone, case.rounding))
+    return None if None in problems else problems[-1]
+
+
+@check()
+def later_resharded(case: Case) -> str | None:
+    """Updates left out by few bits are applied after resuming on another number of ranks, too, and
+    as much of them."""
+    if case.algorithm == case.exact:
+        return None
+    total, size = SAMPLES * case.comm.size, case.comm.size
+    stops, saved, moves = [], [], []
+    for algorithm in (case.algorithm, case.exact):
+        learner = stopped(case, algorithm)
+        saved.append([Saved(**sent) for sent in case.comm.allgather_object(vars(_saved(learner)))])
+        stops.append(shared_model(learner).astype(float))
+        moves.append(moved_later(learner, total))
+        learner.finish()
+    left_out = stops[1] - stops[0]
+    if float(np.abs(left_out).max()) <= ROUNDING["float32"] or case.comm.rank:
+        return None  # the resuming ranks are threads of rank 0's process
+    expected = applied(moves[0] - moves[1], left_out)
+
+    def body(comm: Communicator) -> float:
+        few, full = (
+            moved_later(_resumed(replace(case, algorithm=algorithm, comm=comm), ranks), total)
+            for algorithm, ranks in zip((case.algorithm, case.exact), saved, strict=True)
+        )
+        return applied(few - full, left_out)
+
+    case = replace(case, optimizer=SGD(lr=0.1))
+    for ranks in {max(1, size - 1), size + 1} - {size}:
+        actual = simulate(ranks, body, timeout_s=case.timeout_s / 2)[0]
+        if not 1 / MOST_RATIO <= actual / expected <= MOST_RATIO:
+            return (
+                f"in {LATER} steps without gradients {expected:.3g} of what was left out is "
+                f"applied; after resuming on {ranks} ranks {actual:.3g}"
+            )
+    return None
+
+
 @dataclass(frozen=True)
 class Saved:
     """The content of one rank's checkpoint, and the shared model at that time."""
@@ -91,12 +158,12 @@ class Saved:
 def _saved(learner: Learner) -> Saved:
     tree, arrays = flatten(capture(learner))
     weight = weight_of(learner.state)
-    return Saved(tree, copy.deepcopy(arrays), weight, learner.samples, _shared_model(learner))
+    return Saved(tree, copy.deepcopy(arrays), weight, learner.samples, shared_model(learner))
 
 
 def _problem_on(ranks: int, case: Case, saved: Sequence[Saved], stop: int) -> str | None:
     """Resume on this many ranks, as threads, and describe a problem or return None."""
-    data = _data_on(ranks, case.comm.size, stop + LATER)[stop:]
+    data = _data_on(ranks, case.comm.size, stop + RESUMED_STEPS)[stop:]
 
     def body(comm: Communicator) -> str | None:
         learner = _resumed(replace(case, comm=comm), saved)
@@ -131,9 +198,9 @@ def _data_on(ranks: int, before: int, steps: int) -> Data:
     return [[whole[k::ranks] for k in range(ranks)] for whole in wholes]
 
 
-def _resumed(case: Case, saved: Sequence[Saved]) -> Learner:
+def _resumed(case: Case, saved: Sequence[Saved], dtype: str = "float32") -> Learner:
     """Create a learner that resumes, as `load_checkpoint` does. Collective."""
-    learner = case.learner()
+    learner = case.learner(dtype=dtype)
     tree = reshard(
         learner,
         [one.state for one in saved],
@@ -156,7 +223,10 @@ def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
     if learner.samples != saved[0].samples:
         return f"learner.samples is {learner.samples}, not {saved[0].samples}"
     return difference(
-        "the shared model, compared with that before", _shared_model(learner), saved[0].shared
+        "the shared model, compared with that before",
+        shared_model(learner),
+        saved[0].shared,
+        0.0 if learner.algorithm.has_common_model else rounding,
     ) or difference(
         "the mean of the models by their weights", _mean(models, weights), before, rounding
     )
@@ -167,11 +237,6 @@ def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
         np.asarray(models, float), axis=0, weights=weights if any(weights) else None
     )
     return mean
-
-
-def _shared_model(learner: Learner) -> Array:
-    shared: Array = learner.runner.common_model().copy()
-    return shared
 
 
 def _differs_from_rank_0(learner: Learner, when: str) -> str | None:

@@ -33,6 +33,8 @@ CHECKS: dict[str, Check] = {
         identities.float64,
         learning.learns,
         learning.owed,
+        learning.later,
+        learning.approach,
         learning.dry_ranks_count_nothing,
         conduct.agreement,
         conduct.announced,
@@ -45,6 +47,8 @@ CHECKS: dict[str, Check] = {
         conduct.resume,
         reshard_rules.same_state,
         reshard_rules.resharded,
+        reshard_rules.merged,
+        reshard_rules.later_resharded,
         failures.errors,
     )
 }

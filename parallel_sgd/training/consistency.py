@@ -160,9 +160,10 @@ class ConsistencyCheck:
         if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
             return {}  # before the end of the warm start machines may round differently
         replicas = algorithm.replicas(runner.state, runner.work)
-        return {f"the model's {CHECKSUM}": checksum(runner.common_model())} | {
-            f"the {name} vector's {CHECKSUM}": checksum(vector) for name, vector in replicas.items()
-        }
+        vectors = {f"{name} vector": vector for name, vector in replicas.items()}
+        if algorithm.has_common_model:
+            vectors = {"model": runner.common_model(), **vectors}
+        return {f"the {name}'s {CHECKSUM}": checksum(vector) for name, vector in vectors.items()}
 
 
 def mark_of(gradient: Array) -> int:

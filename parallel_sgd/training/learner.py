@@ -149,7 +149,7 @@ class Learner(FixedAttributes):
         self.recovery: Recovery = NoRecovery()
         self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all fault-tolerant ranks
         self._group: Group | None = None
-        self._number = comm.learners
+        self._number, self.started = comm.learners, comm.generation
         self._training_step = TrainingStep(self)
         self._sent_before = 0  # by the learner of the loaded checkpoint
         try:

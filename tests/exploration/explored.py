@@ -129,8 +129,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync rounds of 3 steps": pushes(2, {"rounds": 2}, mode="sync", sync_steps=3, min_block=10),
     "sync rounds, 5 ranks, 3 servers": pushes(3, {"rounds": 6}, mode="sync", min_block=10, ranks=5),
     "sync rounds, 6 ranks, 4 servers": pushes(4, {}, mode="sync", ranks=6),
-    # With two failures a worker may jump to the clock of another one: not mended yet.
-    "warm start": pushes(1, {"exact": True, "warm": 4}, distributed_after=4, faults=1),
+    "warm start": pushes(1, {"exact": True, "warm": 4}, distributed_after=4),
     "pushes of 8 bits": served(
         few_bits(psgd.DataParallelASGD(servers=2, sync_steps=1, gradient_bits=8, min_block=10)),
         2,

@@ -178,4 +178,18 @@ OLD_FAULTS = {
         "if False:",
         seed=46,
     ),
+    "a failure before all are set up is taken for the loss of a server's rows": OldFault(
+        "rows",
+        ServerFailover,
+        "_rejoin",
+        "if any(status.started == first and not status.is_set_up for status in statuses):",
+        "if False:",
+    ),
+    "a worker takes over the clock of one that trains with servers already": OldFault(
+        "warm start",
+        ServerFailover,
+        "_rejoin",
+        "self._began = any(status.began for status in statuses)",
+        "self._began = all(status.began or not status.progress for status in statuses)",
+    ),
 }

@@ -17,11 +17,12 @@ from parallel_sgd.testing import CHECKS, check_algorithm
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-easgd, majority_vote, on_digits, top_k = map(
-    importlib.import_module, ("easgd", "majority_vote", "on_digits", "top_k")
+easgd, gossip, majority_vote, on_digits, top_k = map(
+    importlib.import_module, ("easgd", "gossip", "majority_vote", "on_digits", "top_k")
 )
 ALGORITHMS = {
     "easgd": (easgd.EASGD(), easgd.PROMISES, 0.3),
+    "gossip": (gossip.Gossip(), gossip.PROMISES, 0.3),
     "majority vote": (majority_vote.MajorityVote(), majority_vote.PROMISES, 0.003),
     "top k": (top_k.TopK(fraction=0.05), top_k.PROMISES, 0.3),
 }
@@ -87,7 +88,20 @@ def test_most_ranks_decide_and_not_the_largest_gradient(comm):
     assert [*parameters.flat] == [np.sign(comm.size - 2), -1.0]
 
 
-@pytest.mark.parametrize("module", [easgd, majority_vote, top_k], ids=lambda m: m.__name__)
+@pytest.mark.threads(4)
+def test_gossip_has_the_mean_of_all_models_after_a_step_for_each_distance(comm):
+    if comm.size & (comm.size - 1):
+        pytest.skip("the number of ranks is no power of 2")
+    parameters = Parameters({"x": np.zeros(3)})
+    with Learner(parameters, SGD(lr=1.0), gossip.Gossip(), comm) as learner:
+        parameters.flat[...] = comm.rank
+        for _ in range(comm.size.bit_length() - 1):
+            learner.step(samples=1)
+        assert [*parameters.flat] == [(comm.size - 1) / 2] * 3
+        learner.finish()
+
+
+@pytest.mark.parametrize("module", [easgd, gossip, majority_vote, top_k], ids=lambda m: m.__name__)
 def test_the_programs_check_themselves(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", "--check"])
     monkeypatch.setattr(Communicator, "world", Communicator.single)

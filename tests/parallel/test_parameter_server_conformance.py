@@ -15,7 +15,12 @@ HALF = "the period under way is not kept where another number of ranks takes up 
 ON_THE_WAY = "some ranks have the answer to a push already, and others have not"
 
 #: In pipelines every rank has a model of its own between two rounds; by the ranks that it takes.
-GRADIENTS = {"serial": (1, LATE), "resharded": (1, HALF), "errors": (2, ON_THE_WAY)}
+GRADIENTS = {
+    "serial": (1, LATE),
+    "resharded": (1, HALF),
+    "merged": (2, HALF),
+    "errors": (2, ON_THE_WAY),
+}
 DELTAS = {
     "resharded": (1, HALF),
     "errors": (2, ON_THE_WAY),

@@ -10,15 +10,16 @@ from wrong_results import LastBlockIsLost, with_exchange
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
 from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
 from parallel_sgd.communication import AllRanks, AllTrain
-from parallel_sgd.state import across, workspace
+from parallel_sgd.exchange.residuals import Residuals
+from parallel_sgd.state import Component, across, workspace
 
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is
 
 
-def with_state(base, **fields):
+def with_state(base, *, state=LocalUpdateState, **fields):
     """An algorithm in whose state these fields are declared otherwise, or added."""
     declared = [(name, object, field) for name, field in fields.items()]
-    kind = make_dataclass("State", declared, bases=(LocalUpdateState,), kw_only=True)
+    kind = make_dataclass("State", declared, bases=(state,), kw_only=True)
 
     class WithState(base):
         def init(self, work):
@@ -33,6 +34,12 @@ def own_samples_declared(rule):
 
 def start_declared(rule):
     return with_state(ModelAveragingSGD, start=across(rule))
+
+
+class DropsMomentum(LocalUpdateState, Component):
+    def restored(self):
+        if self.momentum is None:
+            self.momentum = np.zeros_like(self.start)
 
 
 def with_group(base, kind, **given):
@@ -51,6 +58,16 @@ def with_group(base, kind, **given):
 @dataclass(kw_only=True)
 class ForgetsResiduals(ExchangeState):
     residuals: object = workspace()
+
+
+@dataclass(kw_only=True)
+class MeansOfErrors(Residuals):
+    worker_error: object = across("mean")
+
+
+class TakesMeansOfErrors(ExchangeState):
+    def wait(self):
+        self.residuals = MeansOfErrors(**vars(self.residuals))
 
 
 class FailsAlone(AllRanks):
@@ -188,6 +205,7 @@ FAULTS = [
     (with_state(DiLoCo, momentum=workspace()), ["resume"]),
     (with_state(ModelAveragingSGD, block_steps=workspace(default=0)), ["resume"]),
     (with_exchange(DataParallelSGD, ForgetsResiduals, gradient_bits=1), ["resume"]),
+    (with_exchange(DataParallelSGD, TakesMeansOfErrors, gradient_bits=1), ["later_resharded"]),
     (with_state(DiLoCo, clock=0), ["state"]),
     (with_state(DiLoCo, losses=across("same", default_factory=list)), ["state"]),
     (with_state(DiLoCo, clock=across("median", default=0)), ["state"]),
@@ -197,7 +215,8 @@ FAULTS = [
     (own_samples_declared("most"), ["resharded"]),
     (with_state(ModelAveragingSGD, block_samples=across("share", default=0)), ["resharded"]),
     (start_declared("sum"), ["resharded"]),
-    (with_state(DiLoCo, momentum=across("sum")), ["resharded"]),
+    (with_state(DiLoCo, momentum=across("sum")), ["resharded", "merged"]),
+    (with_state(DiLoCo, state=DropsMomentum, momentum=across("drop", default=None)), ["merged"]),
     (with_group(DataParallelSGD, FailsAlone), ["errors"]),
     (with_group(DataParallelSGD, FailsWithoutReason), ["errors"]),
     (TakesWhatIsNotFinite(), ["errors"]),

@@ -103,6 +103,16 @@ class LastBlockIsLost(ModelAveragingSGD):
         work.parameters.flat[...] = state.start
 
 
+class ModelsStayApart(ModelAveragingSGD):
+    """The mean of the models is shared, but each rank trains on from its own model."""
+
+    def step(self, state, work, minibatch):
+        own = work.parameters.flat.copy()
+        super().step(state, work, minibatch)
+        if not state.block_samples:
+            work.parameters.flat[...] += own - state.start
+
+
 class RanksEndApart(ModelAveragingSGD):
     def finish(self, state, work):
         pass
@@ -210,7 +220,10 @@ FAULTS = [
     (ModelAveragingSGD(outer=FlippedOuterSign(), sync_steps=3), ["serial", "learns"]),
     (DiLoCo(outer=StaleStart(), sync_steps=3), ["serial"]),
     (LastBlockIsLost(sync_steps=3), ["serial"]),
+    (LastBlockIsLost(sync_steps=5), ["serial"]),  # the usual run ends with a block
     (RanksEndApart(sync_steps=3), ["agreement"]),
+    (RanksEndApart(sync_steps=5), ["agreement"]),
+    (ModelsStayApart(sync_steps=3), ["approach"]),
     (MeanOfMeans(), ["weights", "dry_ranks_count_nothing"]),
     (ModelAveragingSGD(outer=MeanOfModels(), sync_steps=3), ["weights"]),
     (FirstRankCountsMore(), ["permuted", "weights"]),
@@ -225,6 +238,6 @@ FAULTS = [
     (with_exchange(DataParallelSGD, WaitingChangesResiduals, **FEW_BITS), ["observed"]),
     (ForgetsTheFactor(sync_steps=3), ["rates"]),
     (RoundsToFloat32(), ["float64", "serial"]),
-    (DataParallelSGD(**FEW_BITS, error_feedback=False), ["owed"]),
-    (ModelAveragingSGD(**FEW_BITS, error_feedback=False, sync_steps=3), ["owed"]),
+    (DataParallelSGD(**FEW_BITS, error_feedback=False), ["owed", "later"]),
+    (ModelAveragingSGD(**FEW_BITS, error_feedback=False, sync_steps=3), ["owed", "later"]),
 ]

@@ -16,10 +16,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 KEEP = "        residual += gradient\n"
 SUM = "        state.exchange.sum(votes)\n"
 STEP = "work.optimizer(gradient, minibatch.total)"
+SWAP = "        if size > 1:\n"
 VOTE = "work.optimizer(votes, 1, minibatch.total)"
 MUTANTS = {
     # example, what is written, what should not have been, the checks that say so
-    "the residual is dropped": ("top_k", KEEP, "        residual[...] = gradient\n", "owed"),
+    "the residual is dropped": ("top_k", KEEP, "        residual[...] = gradient\n", "owed later"),
     "the residual has the wrong sign": (
         *("top_k", KEEP, "        np.subtract(gradient, residual, out=residual)\n"),
         "owed",
@@ -36,7 +37,10 @@ MUTANTS = {
         *("top_k", 'across("sum")', 'across("same")'),
         "owed same_state",
     ),
-    "the residual is taken for a mean": ("top_k", 'across("sum")', 'across("mean")', "owed"),
+    "the residual is taken for a mean": (
+        *("top_k", 'across("sum")', 'across("mean")'),
+        "owed later_resharded",
+    ),
     "top-k, up the hill": ("top_k", STEP, "work.optimizer(-gradient, minibatch.total)", "learns"),
     "the mean counts ranks": (
         *("top_k", STEP, "work.optimizer(gradient / comm.size, 1, minibatch.total)"),
@@ -86,10 +90,28 @@ MUTANTS = {
         *("easgd", 'across("same", least=0, default=0)', "workspace(default=0)"),
         "resume",
     ),
+    "neighbours do not communicate": ("gossip", SWAP, "        if size < 0:\n", "approach"),
+    "always the same neighbour": (
+        *("gossip", "receiver=(rank + apart) % size, sender=(rank - apart) % size"),
+        *("receiver=rank ^ 1, sender=rank ^ 1", "approach"),
+    ),
+    "some models count more": (
+        *("gossip", "            x /= 2\n", "            x *= (rank + 1) / (rank + 2)\n"),
+        "approach",
+    ),
+    "models are added": ("gossip", "            x /= 2\n", "", "approach learns"),
     "nobody asks whether the others can": (
         *("easgd", '        work.comm.agree(problem_with(x, name="model"))\n', ""),
         "errors",
     ),
+}
+
+
+CLASSES = {
+    "easgd": "EASGD",
+    "gossip": "Gossip",
+    "majority_vote": "MajorityVote",
+    "top_k": "TopK",
 }
 
 
@@ -109,11 +131,21 @@ def test_what_is_wrong_is_found(monkeypatch, mutant):
     monkeypatch.setitem(sys.modules, "mutant", None)
     name, old, new, checks = MUTANTS[mutant]
     module = example(name, old, new)
-    algorithm = {"easgd": "EASGD", "top_k": "TopK", "majority_vote": "MajorityVote"}[name]
-    promises = {"algorithm": getattr(module, algorithm)(), **module.PROMISES}
+    promises = {"algorithm": getattr(module, CLASSES[name])(), **module.PROMISES}
+    ranks = 4 if "approach" in checks else 2
     with pytest.raises(AssertionError) as caught:
-        check_algorithm(**promises, ranks=(2,), only=checks.split(), timeout_s=5)
+        check_algorithm(**promises, ranks=(ranks,), only=checks.split(), timeout_s=5)
     failed = re.findall(r"^(\w+)(?:, on| passes)", str(caught.value), re.MULTILINE)
     for others in re.findall(r"^([\w, ]+): as \w+$", str(caught.value), re.MULTILINE):
         failed += others.split(", ")
     assert set(checks.split()) <= set(failed), caught.value
+
+
+def test_residuals_that_decay_are_dropped_or_not(monkeypatch):
+    """With `owed` among the exceptions, `later` still asks for the rest of the residuals."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    decaying = example("top_k", KEEP, f"        residual *= 0.95\n{KEEP}")
+    check_algorithm(**decaying.PROMISES, ranks=(2,), only=["later", "later_resharded"])
+    dropping = example("top_k", KEEP, f"        residual *= 0.0\n{KEEP}")
+    with pytest.raises(AssertionError, match=r"^later, on 2 ranks: "):
+        check_algorithm(**dropping.PROMISES, ranks=(2,), only=["later", "later_resharded"])

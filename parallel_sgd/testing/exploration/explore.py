@@ -19,6 +19,7 @@ from ...errors import PeerFailure, Preempted, RankFailed, RanksLost, SharedPeerF
 from ...validation import choice, function, integer, shown
 from .faults import (
     AFTER,
+    ENDING,
     HOW,
     SLOW_S,
     Failure,
@@ -267,16 +268,20 @@ class _Runner:
         everyone = [*range(self._ranks + self._spares)]
         random.shuffle(everyone)
         wanted = random.randint(1, self._faults) if self._faults and random.random() < 0.9 else 0
+        ends = 0  # ranks that fail
         for _ in range(wanted):
             kind, rank = random.choice(self._kinds), everyone[-1]
             point = random.randint(1, max(1, plain.points_of[rank]))
             if kind == "files" and plain.operations:
-                operation, how = random.randrange(plain.operations), random.choice([*HOW])
+                hows = [how for how in HOW if how not in ENDING or ends < self._ranks - 1]
+                operation, how = random.randrange(plain.operations), random.choice(hows)
+                ends += how in ENDING
                 lasting = how in ("full", "error") and random.random() < 0.5
                 planned.file_faults.append(FileFault(operation, how, lasting))
             elif kind == "notices":
                 planned.notices.append(Notice(rank, point))
-            elif kind == "ranks" and len(planned.failures) < self._ranks - 1:
+            elif kind == "ranks" and ends < self._ranks - 1:
+                ends += 1
                 waits, after = random.random() < 0.3, None
                 if planned.failures and random.random() < 0.5:
                     waits, after = False, planned.failures[-1]

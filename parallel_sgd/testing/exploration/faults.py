@@ -26,6 +26,8 @@ HOW = {
 }
 """How a file operation fails."""
 
+ENDING = ("before", "after", "torn")  #: of these, those in which the rank fails
+
 AFTER = 3000  #: most points between a failure and the next one that may meet its recovery
 
 
@@ -150,7 +152,7 @@ def _strike(fault: FileFault, kind: str, path: Path) -> str:
     """Let a file operation fail. Return when the process ends: see `Faults.file_operation`."""
     if fault.how in ("cut", "torn") and kind == "fsync":
         os.truncate(path, path.stat().st_size // 2)
-    if fault.how in ("before", "after", "torn"):
+    if fault.how in ENDING:
         return "before" if fault.how == "before" else "after"
     raise OSError(errno.ENOSPC if fault.how == "full" else errno.EIO, HOW[fault.how], str(path))
 

@@ -30,6 +30,7 @@ class ServedLearner(Recoverable, Protocol):
     last_samples: int
     consistency: ConsistencyCheck
     ledger: MinibatchLedger
+    started: int
 
     @property
     def serves(self) -> bool: ...

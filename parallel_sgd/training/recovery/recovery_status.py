@@ -37,17 +37,23 @@ class RecoveryStatus:
     """The status of one rank during a recovery.
 
     Attributes:
+        started: generation of the ranks at the start of the learner's set-up.
+        is_set_up: True if the rank's part of the servers is recorded. No rank trains before all are
+            set up.
         completed: True if the rank has the final model.
         progress: of a worker; None from servers and from ranks that join.
         samples: the rank's clock.
         total: samples of all ranks in the rank's current step, or in its latest one.
-        began: True if the warm start, if any, is over for the servers, too.
+        began: True if the rank is a worker, and trains with servers that have started from the
+            result of the warm start, if there is one.
         losses: so far; None from a rank that joins.
         workers: latest known workers, by world rank; empty from a rank that joins.
         calls: collective calls completed by all workers, as far as the rank knows.
         statistics: of all workers, packed, once completed.
     """
 
+    started: int
+    is_set_up: bool
     completed: bool
     progress: WorkerProgress | None
     samples: int

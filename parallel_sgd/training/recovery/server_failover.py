@@ -44,6 +44,7 @@ class ServerFailover(Reconfiguring):
         self._shards = RankShards(learner)
         self._model: Any = None  # [n], this rank's model during a recovery
         self._completed, self._began, self._leader, self._total = False, True, 0, 0
+        self._is_set_up = False  # True: this rank's part of the servers is recorded
         self._calls = 0  # calls of `_retry` completed on this worker
         self._most_calls = 0  # the most calls completed on any worker
         self._in_retry = False  # True within a call that all workers rerun
@@ -59,6 +60,8 @@ class ServerFailover(Reconfiguring):
             self._resume()
         else:
             self._shards.record(self._generation)
+            self._is_set_up = True
+            self._learner.world.barrier()  # a rank past this point knows that all are set up
         self._learner.state.set_retry(self._retry_request)
 
     @property
@@ -250,11 +253,13 @@ class ServerFailover(Reconfiguring):
             )
         statistics = state.table
         return RecoveryStatus(
+            started=learner.started,
+            is_set_up=self._is_set_up,
             completed=self._completed,
             progress=progress,
             samples=learner.samples,
             total=state.minibatch.total if state.minibatch else learner.last_samples,
-            began=state.began or learner.serves,
+            began=state.began and not learner.serves,
             losses=self.losses if known else None,
             workers=list(self._shards.workers),
             calls=self._calls,
@@ -274,6 +279,10 @@ class ServerFailover(Reconfiguring):
         x, state = learner.parameters.flat, learner.state
         own = self._own_model() if self._model is None else self._model
         progress = [status.progress for status in statuses]
+        first = min(status.started for status in statuses)
+        if any(status.started == first and not status.is_set_up for status in statuses):
+            self._shards.kept.clear()  # no rank has trained
+            progress = [None] * len(statuses)
         knows = progress[world.rank] is not None
         latest = state.pulled if knows else x
         copy = own if latest is x else on_host(latest)
@@ -296,12 +305,14 @@ class ServerFailover(Reconfiguring):
         if not begins:
             self._count_losses(whole, min((s.workers for s in statuses if s.workers), key=len))
         self._shards.record(self._generation)
+        self._is_set_up = True
         world.barrier()  # a rank past this point knows that all have recorded theirs
         del self._shards.kept[:-1]
         self._model = None
         here = [s.total for s in statuses if s.samples - s.total == learner.samples]
         self._total = 0 if learner.algorithm.asynchronous else max(here, default=0)
-        self._began = all(status.began for status in statuses)
+        # No worker begins with servers before all have completed the warm start.
+        self._began = any(status.began for status in statuses)
         self._leader = max(
             range(len(workers)), key=lambda k: statuses[learner.group.workers[k]].samples
         )
@@ -315,7 +326,9 @@ class ServerFailover(Reconfiguring):
         if learner.serves or self._completed:
             return
         state, work = learner.state, learner.runner.work
-        if not self._began:  # the workers differ by the last step at most
+        if self._began:
+            state.began = True
+        else:  # in the warm start: the workers differ by the last step at most
             step, comm = learner.local_step.state, learner.comm
             for array in (learner.parameters.flat, *step.buffers.values()):
                 comm.broadcast(array, self._leader)
