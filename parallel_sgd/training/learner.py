@@ -228,12 +228,14 @@ class Learner(FixedAttributes):
         every rank failure during the call. Collective.
 
         Args:
-            function: takes no arguments; gets its minibatches from a source. May use the ranks in
-                any way, such as to evaluate.
+            function: takes no arguments. Gets its minibatches from a source, or computes them from
+                `samples`, which a failure sets back. May use the ranks in any way, such as to
+                evaluate.
         Returns:
-            The function's result, once all remaining ranks have completed the function.
+            The function's result, once all remaining ranks have completed the function. No later
+            failure leads back into it.
         """
-        return self.recovery.run(function)
+        return self.recovery.complete(function)
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """Run a collective function without steps, such as an evaluation of your own; rerun the

@@ -10,7 +10,7 @@ from unittest import mock
 
 from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table
 from explored_sessions import SAMPLES, session
-from explored_training import TrainingCheck, training
+from explored_training import TrainingCheck, loop_of_its_own, training
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -78,6 +78,10 @@ SYNC, MOMENTUM = psgd.DataParallelSGD, psgd.MomentumSGD(lr=0.01)
 CONFIGURATIONS: dict[str, Configuration] = {
     "sync": learner(SYNC(), MOMENTUM, exact=True),
     "sync, constant": learner(SYNC(), constant=True, exact=True),
+    "sync, a loop of its own": Configuration(
+        lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
+        {"ranks": 4, "faults": 2, "may_fail": False},
+    ),
     "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
     "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),
     "sync, 2 spares, 3 faults": learner(SYNC(), MOMENTUM, exact=True, spares=2, faults=3),

@@ -87,6 +87,32 @@ def training(
     return program
 
 
+def loop_of_its_own(algorithm: Any, **options: Any) -> Callable[[Communicator], Trained]:
+    """Training without a source: each minibatch follows from the learner's clock."""
+    x = np.round(8 * np.random.default_rng(0).standard_normal((TOTAL, 300)))
+
+    def program(comm: Communicator) -> Trained:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10)), "b": np.zeros(100)})
+        rule = psgd.SGD(lr_per_sample=RATE)
+        with psgd.Learner(parameters, rule, algorithm, comm, commit_every=3, **options) as learner:
+            trained = 0
+
+            def train() -> None:
+                nonlocal trained
+                while learner.samples < TOTAL:
+                    minibatch = x[learner.samples : learner.samples + MINIBATCH]
+                    inputs = minibatch[learner.comm.rank :: learner.comm.size]
+                    learner.gradient.flat[...] = inputs.sum(0)
+                    trained += learner.step(samples=len(inputs))
+
+            learner.surviving(train)
+            learner.finish()
+            recovery = (learner.report() or {}).get("recovery", {})
+            return Trained(parameters.flat.copy(), learner.samples, trained, recovery)
+
+    return program
+
+
 def residual_of(learner: Any) -> np.ndarray | None:
     """What a rank still has to send, of all values."""
     exchange = getattr(learner.state, "exchange", None)

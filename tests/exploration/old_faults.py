@@ -17,6 +17,7 @@ from parallel_sgd.data.view import Agreement
 from parallel_sgd.parameter_server.client import PendingPush
 from parallel_sgd.parameter_server.parts import Part
 from parallel_sgd.parameter_server.roles import ParameterServers
+from parallel_sgd.training import Learner
 from parallel_sgd.training.checkpoint import files
 from parallel_sgd.training.recovery.rollback import Rollback
 from parallel_sgd.training.recovery.server_failover import ServerFailover
@@ -77,7 +78,7 @@ OLD_FAULTS = {
         "append_metrics",
         "if not self._writes:",
         "if False:",
-        seed=66,
+        seed=233,
     ),
     "a server without values waits for other pushes than the rest": OldFault(
         "sync rounds, 6 ranks, 4 servers",
@@ -108,7 +109,7 @@ OLD_FAULTS = {
         "finish",
         "world.barrier()  # a rank past this point knows that all hold the model",
         "pass",
-        seed=164,
+        seed=1109,
     ),
     "a push is repeated whole": OldFault(
         "2 servers",
@@ -191,5 +192,12 @@ OLD_FAULTS = {
         "_rejoin",
         "self._began = any(status.began for status in statuses)",
         "self._began = all(status.began or not status.progress for status in statuses)",
+    ),
+    "a failure in finish leads back into a loop of one's own": OldFault(
+        "sync, a loop of its own",
+        Learner,
+        "surviving",
+        "self.recovery.complete(function)",
+        "self.recovery.run(function)",
     ),
 }

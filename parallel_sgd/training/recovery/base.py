@@ -61,6 +61,11 @@ class Recovery(ABC):
         """Run a function that trains, and rerun the function after every rank failure.
         Collective."""
 
+    def complete(self, function: Callable[[], Result]) -> Result:
+        """Run a function that trains, like `run`, until all ranks have completed it together: no
+        later failure leads back into it. Collective."""
+        return self.run(function)
+
     @abstractmethod
     def collective(self, function: Callable[[], Result]) -> Result:
         """Run a function that takes no step, and rerun the function after failures without

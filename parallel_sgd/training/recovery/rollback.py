@@ -67,7 +67,7 @@ class Rollback(Reconfiguring):
         self._steps = 0  # since the latest snapshot
         self._trained = 0  # samples at the latest failure, with those trained on again
         self._restored = sys.maxsize  # earliest snapshot restored since the start of a commit
-        self._paused = False
+        self._paused = self._completes = False
         self._is_final = False  # the restored snapshot is the final model
         self._read_session_state: Callable[[], Any] = lambda: None
         self._session_state: Any = None  # of the restored snapshot
@@ -87,6 +87,16 @@ class Rollback(Reconfiguring):
 
     def run(self, function: Callable[[], Result]) -> Result:
         return retry(self._learner.world, function, self.recover)
+
+    def complete(self, function: Callable[[], Result]) -> Result:
+        """See `Recovery`. A nested call, or one in a session, is completed by the outer one."""
+        if self._completes or self.in_session:
+            return self.run(function)
+        self._completes = True
+        try:
+            return self.commit_after(lambda: self.run(function))
+        finally:
+            self._completes = False
 
     def collective(self, function: Callable[[], Result]) -> Result:
         """Run the function once: after a failure training rolls back, and the caller must know."""
