@@ -112,7 +112,7 @@ class LearnerView(Protocol):
         An exception marks the pass as abandoned.
         """
 
-    def surviving(self, function: Callable[[], Result]) -> Result:
+    def repeated(self, function: Callable[[], Result]) -> Result:
         """Run a collective function, again after every failure of ranks. Collective."""
 
     def fail(self, problem: str) -> NoReturn:

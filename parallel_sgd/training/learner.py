@@ -237,6 +237,12 @@ class Learner(FixedAttributes):
         """
         return self.recovery.complete(function)
 
+    def repeated(self, function: Callable[[], Result]) -> Result:
+        """Run a collective function, and rerun it after every rank failure during the call. A rank
+        may have completed it when others rerun it: for what every rank does again after a rollback.
+        Sources meet so. Collective."""
+        return self.recovery.run(function)
+
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """Run a collective function without steps, such as an evaluation of your own; rerun the
         function after a rank failure during the call. Collective.

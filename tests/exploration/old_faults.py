@@ -131,6 +131,7 @@ OLD_FAULTS = {
         "_retry",
         "self._most_calls <= self._calls",
         "True",
+        seed=48,
     ),
     "steps of the warm start are not counted": OldFault(
         "warm start",
@@ -185,6 +186,7 @@ OLD_FAULTS = {
         "_rejoin",
         "if any(status.started == first and not status.is_set_up for status in statuses):",
         "if False:",
+        seed=613,
     ),
     "a worker takes over the clock of one that trains with servers already": OldFault(
         "warm start",
@@ -192,6 +194,7 @@ OLD_FAULTS = {
         "_rejoin",
         "self._began = any(status.began for status in statuses)",
         "self._began = all(status.began or not status.progress for status in statuses)",
+        seed=122,
     ),
     "a failure in finish leads back into a loop of one's own": OldFault(
         "sync, a loop of its own",

@@ -229,7 +229,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         Local if the learner is known already: other workers of parameter servers may have finished.
         """
         if not self._has_met(learner):
-            learner.surviving(partial(self.meet, learner))
+            learner.repeated(partial(self.meet, learner))
 
     def _position(self, feed: FeedView, learner: LearnerView) -> int:
         """Return the number of samples of this source issued to the learner, over all ranks."""
