@@ -146,8 +146,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         return work.optimizer.state.buffers
 
     def ready(self, state: DataParallelState, work: Work, name: str) -> None:
-        if self.overlap and work.samples >= self.distributed_after:
-            state.exchange.ready(name, work.gradient.flat)
+        state.exchange.ready(name, work.gradient.flat)
 
     def sum_late(self, state: DataParallelState, work: Work, vector: Array) -> None:
         state.exchange.sum(vector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -199,11 +200,10 @@ def orthonormalize(p: Array, *seed: int) -> None:
     xp = array_module(p)
     rows = (p if xp is np else p.get()).astype(np.float64)
     smallest = DEPENDENT * float(np.finfo(p.dtype).eps)
+    draws = count()
     for i, row in enumerate(rows):
-        tried = 0
         while not _made_orthonormal(row, rows[:i], smallest):
-            row[...] = random(row.shape, *seed, i, tried)
-            tried += 1
+            row[...] = random(row.shape, *seed, next(draws))
     p[...] = xp.asarray(rows.astype(p.dtype))
 
 

@@ -62,8 +62,13 @@ class AlgorithmRunner:
         return self.algorithm.shared_model(self.state, self.work)
 
     def ready(self, name: str) -> None:
-        """Report that the gradient of one parameter is complete. Local."""
-        self.algorithm.ready(self.state, self.work, name)
+        """Report that the gradient of one parameter is complete. Local.
+
+        The algorithm hears of it if it exchanges gradients early (`Algorithm.overlap`), and not in
+        the warm start, which exchanges nothing.
+        """
+        if self.algorithm.overlap and not in_warm_start(self.algorithm, self.work):
+            self.algorithm.ready(self.state, self.work, name)
 
     def train(self, samples: int, announced_total: int | None) -> int:
         """Train on one minibatch. Collective.

@@ -19,6 +19,7 @@ EQUATIONS = [
     f"equations, {name}"
     for name in ("averaging, block", "block momentum", "CNTK", "SlowMo", "DiLoCo", "overlap")
 ]
+OVERLAP = "equations, overlap, SlowMo"
 WITH_MOMENTUM = ["equations, block momentum", "equations, SlowMo", "equations, DiLoCo"]
 
 
@@ -63,6 +64,24 @@ def captured_too_early(right, self, state, *arguments):
 
 def without_the_rest(right, self, state, work):
     work.parameters.flat[:] = state.start
+
+
+def remembers_while_the_rate_is_0(right, self, model, momentum, gradient, block):
+    before = momentum.copy()
+    right(self, model, momentum, gradient, block)
+    if block.lr == 0:
+        momentum[:] = before
+
+
+def merged_at_the_new_rate(right, self, state, work):
+    state.sent_lr = state.lr
+    right(self, state, work)
+
+
+def not_merged_between_blocks(right, self, state, work):
+    if state.block_samples == 0:
+        state.sent_samples = 0
+    right(self, state, work)
 
 
 def merged_at_once(right, self, state, work, **options):
@@ -146,6 +165,23 @@ LOCAL_MUTATIONS = [
         "finish",
         without_the_rest,
         [check for check in EQUATIONS if "SlowMo" not in check],  # its rate has fallen to 0
+    ),
+    Mutation(
+        "no decay while the rate is 0",
+        SlowMomentum,
+        "step",
+        remembers_while_the_rate_is_0,
+        [OVERLAP],
+    ),
+    Mutation(
+        "the rate of the next block", LocalUpdates, "_merge", merged_at_the_new_rate, [OVERLAP]
+    ),
+    Mutation(
+        "no last merge at the end of a block",
+        LocalUpdates,
+        "finish",
+        not_merged_between_blocks,
+        [OVERLAP],
     ),
     Mutation("no delay", LocalUpdates, "_synchronize", merged_at_once, ["equations, overlap"]),
 ]

@@ -35,6 +35,7 @@ from parallel_sgd.schedules import Steps
 Array = np.ndarray
 
 FALLING = SGD(lr=Steps({0: 0.4, 10: 0.1, 50: 0.0}))
+PAUSING = SGD(lr=Steps({9 * i: (0.4, 0.0, 0.1)[i % 3] for i in range(13)}))
 
 ALGORITHMS: dict[str, tuple[LocalUpdates, Optimizer]] = {
     "averaging, every step": (ModelAveragingSGD(sync_steps=1), SGD(lr=0.2)),
@@ -77,9 +78,15 @@ ALGORITHMS: dict[str, tuple[LocalUpdates, Optimizer]] = {
         MomentumSGD(lr=0.05),
     ),
     "overlap of a whole block": (
-        BlockMomentumSGD(sync_steps=3, overlap_samples=1000, merge_weight=1.0),
+        BlockMomentumSGD(
+            sync_steps=3,
+            overlap_samples=1000,
+            merge_weight=1.0,
+            block_momentum_as_time_constant=30.0,
+        ),
         SGD(lr=0.1),
     ),
+    "overlap, SlowMo": (SlowMo(sync_steps=2, overlap_samples=1000), PAUSING),
 }
 
 
@@ -355,6 +362,8 @@ def slow_momentum_divides_by_the_rate_of_a_mean(comm: Communicator) -> None:
             x, y = random.standard_normal((samples, 6)), random.integers(0, 4, samples)
             model.gradient(x, y, out=learner.gradient)
             learner.step(samples=samples)
+            if optimizer.lr_per_sample:
+                assert alike(learner.state.lr, optimizer.lr_per_sample * samples)
         learner.finish()
         return model.parameters.flat.copy()
 

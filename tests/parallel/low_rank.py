@@ -142,6 +142,22 @@ def finds_all(comm: Communicator, steps: int = 60) -> None:
     np.testing.assert_allclose(-learner.parameters["W"], unit, atol=1e-5)
 
 
+def replaces_anew(comm: Communicator) -> None:
+    """Columns without a gradient are orthonormal, and others in every step and for every matrix:
+    with the same ones, what is orthogonal to them would not be seen."""
+    learner, columns = learner_of(comm, 2, layout={"V": (30, 20), "W": (30, 20)}), []
+    first = learner.state.q_sum
+    assert not np.allclose(first["V"], first["W"])
+    for _ in range(2):
+        learner.step(samples=1)  # of zeros
+        same_on_all_ranks(comm, learner.state.p_sum.flat)
+        for p in learner.state.p_sum.values():
+            np.testing.assert_allclose(p @ p.T, np.eye(2), atol=1e-6)
+            columns += [p.copy()]
+    products = np.concatenate(columns) @ np.concatenate(columns).T
+    assert np.abs(products - np.eye(8)).max() < 0.9
+
+
 def keeps_errors_small(comm: Communicator, steps: int = 150) -> None:
     """What differs between ranks in every step, and cancels in their sum, does not add up."""
     learner = learner_of(comm, 4, layout={"W": (30, 20)})

@@ -41,6 +41,10 @@ def keeps_what_depends(right, row, others, smallest):
     return True
 
 
+def the_same_in_every_step(right, p, samples, number):
+    right(p, 0, number)
+
+
 def not_compressed_is_lost(right, self, state, work, minibatch):
     before = work.parameters["b"].copy() if "b" in work.parameters else 0
     right(self, state, work, minibatch)
@@ -69,5 +73,12 @@ LOW_RANK_MUTATIONS = [
         "_made_orthonormal",
         keeps_what_depends,
         ["PowerSGD, all found"],
+    ),
+    Mutation(
+        "the same replacement in every step",
+        low_rank,
+        "orthonormalize",
+        the_same_in_every_step,
+        ["PowerSGD, replaced columns"],
     ),
 ]

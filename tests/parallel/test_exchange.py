@@ -14,8 +14,9 @@ from invariants import (
 )
 
 from parallel_sgd import Parameters, UserError
-from parallel_sgd.compression import OneBit, codec_for, registered_bits
+from parallel_sgd.compression import Mixed, OneBit, codec_for, registered_bits
 from parallel_sgd.exchange import Exchange
+from parallel_sgd.patterns import Patterns
 
 pytestmark = pytest.mark.messages
 
@@ -154,9 +155,16 @@ def test_a_short_vector_takes_one_collective(comm, dtype):
     assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
 
 
-@pytest.mark.parametrize("bits", registered_bits()[:-1])
-def test_few_bits_are_for_float32(comm, bits):
+FEW_BITS = [
+    *((codec_for(bits), bits) for bits in registered_bits()[:-1]),
+    (CODECS["mixed"], 1),
+    (Mixed(others=codec_for(32), own=Patterns({"w": codec_for(8)})), 8),
+]
+
+
+@pytest.mark.parametrize(("codec", "bits"), FEW_BITS, ids=str)
+def test_few_bits_are_for_float32(comm, codec, bits):
     with pytest.raises(
         UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"
     ):
-        Exchange(zeros("one block", np.float64), comm, codec_for(bits))
+        Exchange(zeros("one block", np.float64), comm, codec)

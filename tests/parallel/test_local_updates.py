@@ -20,6 +20,7 @@ from parallel_sgd import (
     Parameters,
     UserError,
 )
+from parallel_sgd.algorithms import Block, SlowMomentum
 from parallel_sgd.data import RankSource, Source
 from parallel_sgd.errors import SharedError
 from parallel_sgd.state import wait_for
@@ -38,6 +39,15 @@ IDENTITIES = [
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda identity: identity.__name__)
 def test_identity(on_ranks, identity):
     on_ranks(identity)
+
+
+@pytest.mark.parametrize(("lr", "remembers"), [(2e-30, True), (5e-31, False)])
+def test_slow_momentum_of_a_rate_near_0(lr, remembers):
+    """Below 1e-30 a pseudo-gradient may be too large for the momentum, in units of the rate."""
+    phi, u, g = (np.full(2, value, np.float32) for value in (0.0, 1.0, 4e-30))
+    SlowMomentum(slow_momentum=0.5).step(phi, u, g, Block(1, 1, lr, 1))
+    assert u == pytest.approx(0.5 + 2.0 * remembers)
+    assert phi == pytest.approx(-5e-30 if remembers else -4e-30, abs=0)
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "asking"])

@@ -19,10 +19,12 @@ from low_rank import (
     is_exact_at_low_rank,
     keeps_errors_small,
     learner_of,
+    replaces_anew,
     train,
 )
 
 from parallel_sgd import DataParallelSGD, Learner
+from parallel_sgd.algorithms.low_rank import orthonormalize
 
 pytestmark = pytest.mark.messages
 
@@ -45,6 +47,21 @@ def test_a_sum_of_that_rank_is_exact(comm, rank, scale):
 
 def test_no_gradient_is_overlooked_for_ever(comm):
     finds_all(comm)
+
+
+def test_columns_are_replaced_by_others_in_every_step(comm):
+    replaces_anew(comm)
+
+
+@pytest.mark.parametrize(("left", "depends"), [(2.0**-18, False), (2.0**-20, True)])
+def test_a_column_depends_where_no_more_than_rounding_is_left(left, depends):
+    """16 units of it, which are 2**-19."""
+    p = np.zeros((2, 5), np.float32)
+    p[:, 0], p[1, 1] = 1, left
+    orthonormalize(p, 3)
+    assert np.array_equal(p[0], np.eye(5)[0])
+    assert np.allclose(p[1], np.eye(5)[1]) == (not depends)
+    assert np.allclose(p @ p.T, np.eye(2), atol=1e-6)
 
 
 def test_errors_of_ranks_that_differ(comm):

@@ -42,6 +42,7 @@ from low_rank import (
     finds_all,
     is_exact_at_low_rank,
     keeps_errors_small,
+    replaces_anew,
 )
 from low_rank_mutations import LOW_RANK_MUTATIONS
 from mutations import MUTATIONS, Mutation, broken
@@ -104,6 +105,7 @@ CHECKS: dict[str, Check] = {
     "PowerSGD, exact": partial(is_exact_at_low_rank, rank=2, scale=1.0),
     "PowerSGD, tiny": partial(is_exact_at_low_rank, rank=2, scale=1e-160),
     "PowerSGD, all found": finds_all,
+    "PowerSGD, replaced columns": replaces_anew,
     "PowerSGD, small errors": keeps_errors_small,
     **{
         f"left out, {name}": partial(leaves_no_trace, name=name, culprit="gradient")

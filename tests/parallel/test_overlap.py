@@ -89,12 +89,15 @@ def test_each_bucket_has_a_step_of_its_own(comm, transport):
     same_on_all_ranks(comm, learner.parameters.flat)
 
 
-def test_some_parameters_need_not_be_told_of(comm):
-    plain = learner_of(comm, gradient_bits=4)
-    overlapped = learner_of(comm, gradient_bits=4, overlap=True)
+@pytest.mark.parametrize(("bits", "scale"), [(4, 1.0), (32, 1e31)])
+def test_some_parameters_need_not_be_told_of(comm, bits, scale):
+    """Also of values that are too large for few bits, in full precision."""
+    plain = learner_of(comm, gradient_bits=bits)
+    overlapped = learner_of(comm, gradient_bits=bits, overlap=True)
     for learner in (plain, overlapped):
-        learner.gradient.flat[:] = gradient(learner, 0)
-    overlapped.ready("W2")
+        learner.gradient.flat[:] = gradient(learner, 0) * scale
+    if comm.rank != 1:
+        overlapped.ready("W2")
     if comm.rank == 0:
         overlapped.ready("b3")
     for learner in (plain, overlapped):
@@ -156,6 +159,27 @@ def test_a_rank_that_fails_leaves_nobody_waiting(comm, how):
     minibatch(learner, 2, tell=True)
 
 
+@both_transports
+def test_in_a_warm_start_nothing_is_exchanged(comm, transport):
+    """Reports of gradients have no effect, up to the last minibatch of the warm start."""
+    plain, overlapped = (
+        learner_of(comm, gradient_bits=8, transport=transport, distributed_after=6, **options)
+        for options in ({}, {"overlap": True})
+    )
+    for step in range(5):
+        for learner in (plain, overlapped):
+            rank = comm.rank if learner.distributed else 0
+            learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
+            for name in reversed(learner.gradient.names):
+                learner.ready(name)
+        assert overlapped.state.exchange.overlapped.running == (step > 1) == learner.distributed
+        for learner in (plain, overlapped):
+            learner.step(samples=3)
+        assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
+        assert plain.bytes_sent == overlapped.bytes_sent
+        assert (plain.bytes_sent > 0) == (step > 1 and comm.size > 1)
+
+
 def test_names_are_checked(comm):
     learner = learner_of(comm, overlap=True)
     with pytest.raises(UserError, match=r"name='W9' must be a parameter: W1, b1"):
@@ -163,9 +187,10 @@ def test_names_are_checked(comm):
 
 
 @both_transports
-@pytest.mark.parametrize("bits", [1, 32])
+@pytest.mark.parametrize("bits", [1, 32, {0: 32, 14: 4}])
 def test_double_buffering_is_one_minibatch_late(comm, transport, bits):
-    """Every gradient is applied once, with the model that was there one minibatch later."""
+    """Every gradient is applied once, with the model that was there one minibatch later, and with
+    the bits of its own minibatch."""
     options = {"gradient_bits": bits, "transport": transport}
     plain, late = (
         learner_of(comm, **options),

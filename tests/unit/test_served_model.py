@@ -108,17 +108,17 @@ def test_delay_compensation():
 @pytest.mark.parametrize("currency", ["gradients", "deltas"])
 def test_a_round_is_one_change(merge, currency):
     model = served(mode="sync", merge=merge, currency=currency)
-    samples = [3, 1, 4]
+    samples, factors = [3, 1, 4], [0.5, 0.75, 0.25]  # gradients: the largest counts
     for worker in (2, 0):
-        push(model, worker, samples=samples[worker])
+        push(model, worker, samples=samples[worker], factor=factors[worker])
         assert not model.may_answer(worker)
         assert np.array_equal(model.x, START)
-    push(model, 1, samples=1)
+    push(model, 1, samples=1, factor=0.75)
     assert goes(model) == [0, 1, 2]
     vectors = [vector(worker, 0) for worker in range(3)]
     if currency == "gradients":
         means = [v / m for v, m in zip(vectors, samples, strict=True)]
-        change = 0.5 * (sum(vectors) / 8 if merge == "mean" else sum(means))
+        change = 0.5 * 0.75 * (sum(vectors) / 8 if merge == "mean" else sum(means))
     else:
         weights = np.divide(samples, 8) if merge == "mean" else np.ones(3)
         change = weights @ vectors
