@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,9 +202,9 @@ def test_a_server_dies_as_one_worker_has_a_part_of_the_answer() -> None:
 def test_another_server_dies_while_a_push_is_made_again() -> None:
     """What that one had of the first attempt is pushed again, too."""
     twice = 0
-    for first in range(35, 51, 2):
-        for later in range(14, 50, 4):
-            ranks = (3, 4) if later % 8 == 6 else (4, 3)
+    for first in range(35, 51, 4):
+        for later in range(14, 50, 8):
+            ranks = (3, 4) if later % 16 == 6 else (4, 3)
             with FailurePlan(
                 Failure(ranks[0], message=first), Failure(ranks[1], message=first + later)
             ) as plan:
@@ -214,7 +213,7 @@ def test_another_server_dies_while_a_push_is_made_again() -> None:
             twice += plan.struck == 2
             expected = STEPS * sum(BASE**rank for *_, rank in left if rank >= 0) / 3
             assert np.all(left[0][0] == expected), (first, later, left[0][0])
-    assert twice > 20
+    assert twice > 8
 
 
 @pytest.mark.parametrize("pipeline", [False, True])
@@ -288,48 +287,7 @@ def test_a_push_of_few_bits_and_its_residual_are_kept(bits: int, spares: int) ->
     assert number > 60
 
 
-def rows_of_a_table(comm: Communicator, *, prefetches: bool = False) -> Any:
-    table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
-    algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, tables=(table,))
-    parameters = psgd.Parameters({"W": np.zeros(3)})
-    ids, number = np.arange(10), comm.world_ranks[comm.rank]
-    with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
-        rows = None
-        for _ in range(0 if learner.serves else STEPS):
-            learner.tables["words"].push(ids, np.full((10, 2), -float(BASE**number), "f4"), 1)
-            if prefetches:
-                learner.tables["words"].prefetch(ids)
-            learner.step(1)
-            if prefetches:
-                learner.tables["words"].rows(ids)
-        if not learner.serves:
-            learner.surviving(learner.meet)
-            rows = learner.tables["words"].rows(ids)
-        learner.finish()
-        return rows
-
-
-@pytest.mark.parametrize("prefetches", [False, True])
-def test_rows_of_tables_are_kept_where_a_worker_dies(prefetches: bool) -> None:
-    body = partial(rows_of_a_table, prefetches=prefetches)
-    for number in range(3, 60, 6):
-        with FailurePlan(Failure(1, message=number)) as plan:
-            results = simulate_recovery(RANKS, body, timeout_s=30)
-        if not plan.struck:
-            break
-        assert results[0] is not None
-        assert np.all(results[0] % BASE == STEPS), number
-
-
-def test_rows_of_a_server_that_dies_end_training() -> None:
-    with (
-        FailurePlan(Failure(RANKS - 1, message=60)),
-        pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"),
-    ):
-        simulate_recovery(RANKS, rows_of_a_table, timeout_s=30)
-
-
-@pytest.mark.parametrize("number", range(4, 60))
+@pytest.mark.parametrize("number", range(4, 60, 3))
 def test_a_rank_dies_in_the_warm_start_or_at_its_end(number: int) -> None:
     """With the steps that all have taken together the model is where it would be without; and every
     worker knows of each of them."""
