@@ -164,7 +164,7 @@ def test_a_rank_dies_anywhere_in_a_session(
             return learner.serves, rows, dict(called), model.parameters.flat.copy()
 
     killed = 0
-    for number in range(20, 400, 19):
+    for number in range(20, 400, 47):
         folder = tmp_path / str(number)
         with FailurePlan(Failure(victim, message=number)) as plan:
             results = simulate_recovery(RANKS, body, timeout_s=30, spares=spares)
@@ -179,7 +179,7 @@ def test_a_rank_dies_anywhere_in_a_session(
         assert psgd.Checkpoints(folder / "checkpoints").latest().name.startswith(f"{120:012d}")
         with np.load(folder / "run" / "model.npz") as saved:
             assert all(np.isfinite(saved[name]).all() for name in saved)
-    assert killed > 13
+    assert killed > 5
 
 
 def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
