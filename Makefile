@@ -20,6 +20,7 @@
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
 #   make explore   orders and failures of ranks as threads, with new seeds, for ten minutes; SECONDS=3600 for longer
+#   make explore-histories   operations on learners in any order, likewise
 #   make audit   known vulnerabilities of what is installed; needs the network
 #   make clean   remove the environments and what tools left behind
 
@@ -40,7 +41,7 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: bench-speedup bench-faults misuse figures fuzz explore audit clean
+.PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories audit clean
 .PHONY: convergence-compression convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
 .DELETE_ON_ERROR:
@@ -200,6 +201,9 @@ test-exploration: .venv/mpich/installed
 # In orders that change each day; the seed is printed. What it finds, --configuration and --only repeat.
 explore: .venv/mpich/installed
 	.venv/mpich/bin/python tests/exploration/run_explored.py --seconds $(SECONDS)
+
+explore-histories: .venv/mpich/installed
+	.venv/mpich/bin/python tests/exploration/run_histories.py --seconds $(SECONDS)
 
 test-threads: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING:%=--ignore=%) tests/parallel

@@ -255,6 +255,17 @@ def test_files_fail(tmp_path: Path) -> None:
     }
 
 
+def test_files_of_kernels_are_no_points(tmp_path: Path) -> None:
+    """Another rank that compiles would wait for Numba's lock without an end."""
+    from numba.core.compiler_lock import global_compiler_lock
+
+    def program(comm: Communicator) -> None:
+        with global_compiler_lock:
+            (tmp_path / f"{comm.rank}.nbc").write_bytes(b"machine code")
+
+    explore(program, 2, 20, faults=0, seed=1)
+
+
 def test_notices() -> None:
     from parallel_sgd.communication import preemption_requested
 

@@ -202,5 +202,12 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     schedule = runtime.scheduler()
     if not isinstance(schedule, Schedule) or not isinstance(path, str | os.PathLike):
         return
-    if Path(path).name != _LOCK_FILE:
+    if Path(path).name != _LOCK_FILE and not _compiles():
         schedule.file_operation(event, Path(path))
+
+
+def _compiles() -> bool:
+    """Return True in a thread that compiles a kernel. Its files are no point: another thread would
+    wait for Numba's lock, which the scheduler does not know."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    return module is not None and module.global_compiler_lock.is_locked()

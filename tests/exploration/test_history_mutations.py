@@ -1,0 +1,59 @@
+"""Histories find mistakes: each is a change of the package's source, found within its budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from histories import run_machine
+from old_faults import OldFault
+from test_failure_history import BUDGET as FAILURE_BUDGET
+from test_failure_history import FailureHistory
+from test_learner_history import BUDGET as LEARNER_BUDGET
+from test_learner_history import LearnerHistory
+
+from parallel_sgd.algorithms.exchange_state import ExchangeState
+from parallel_sgd.training.checkpoint import saver
+from parallel_sgd.training.model_access import ModelAccess
+from parallel_sgd.training.recovery.rollback import Rollback
+from parallel_sgd.training.recovery.snapshot import SharedSnapshot
+
+MISTAKES = {
+    "an evaluation leaves the common model": OldFault(
+        "learner", ModelAccess, "shown", "x[...] = own", "pass"
+    ),
+    "a load forgets the residuals": OldFault(
+        "learner",
+        ExchangeState,
+        "restored",
+        "self.residuals.has_non_owned = True",
+        "self.residuals.reset()",
+    ),
+    "a save does not wait for the sum under way": OldFault(
+        "learner", saver, "capture", "component.wait()", "None"
+    ),
+    "the clock counts what is rolled back": OldFault(
+        "failures",
+        Rollback,
+        "_rejoin",
+        "shared.restore(learner)",
+        "clock = learner.samples; shared.restore(learner); learner.samples = clock",
+    ),
+    "a rank that joins has its first model": OldFault(
+        "failures", SharedSnapshot, "_array", "own = values if own is None else own", "own = own"
+    ),
+}
+MACHINES: dict[str, tuple[Any, int, int]] = {  # with the budgets of their tests
+    "learner": (LearnerHistory, *LEARNER_BUDGET),
+    "failures": (FailureHistory, *FAILURE_BUDGET),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = MISTAKES[mistake]
+    change.put_back(monkeypatch)
+    with pytest.raises((Exception, pytest.fail.Exception)) as found:
+        run_machine(*MACHINES[change.configuration], shrinks=False)
+    print(f"{mistake}: {found.value!r}")
