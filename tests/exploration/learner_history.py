@@ -136,6 +136,8 @@ class Lineage:
         loaded: number of the reference copy of the checkpoint that it began with, or None.
         steps: since: steps, and "finish".
         clock: samples of all ranks.
+        skips: a block may be skipped. If a checkpoint was loaded within, the optimizer then begins
+            anew: it is not known how it was at the beginning of the block.
     """
 
     ranks: int
@@ -143,10 +145,14 @@ class Lineage:
     loaded: int | None = None
     steps: tuple[Step | str, ...] = ()
     clock: int = 0
+    skips: bool = False
 
     def __add__(self, step: Step | str) -> Lineage:
-        samples = step.total if isinstance(step, Step) else 0
-        return replace(self, steps=(*self.steps, step), clock=self.clock + samples)
+        steps = (*self.steps, step)
+        if not isinstance(step, Step):
+            return replace(self, steps=steps)
+        skips = self.skips or (step.is_bad and not self.setting.replicated)
+        return replace(self, steps=steps, clock=self.clock + step.total, skips=skips)
 
 
 @dataclass(frozen=True)

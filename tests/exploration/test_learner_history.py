@@ -141,11 +141,14 @@ class LearnerHistory(RuleBasedStateMachine):
             self._add(Load(saved, newest=which == 0, refused=True))
             return
         self.loaded, lineage, reference = True, before, None
-        if before.ranks != self.job.ranks or not setting.continues(before.setting):
+        same = before.ranks == self.job.ranks and setting.continues(before.setting)
+        if before.skips or not same:
             reference = self.references
             self.references += 1
             of_references = replace(setting, not_finite="skip")
-            lineage = Lineage(self.job.ranks, of_references, reference, (), saved.clock)
+            lineage = Lineage(
+                self.job.ranks, of_references, reference, (), saved.clock, before.skips
+            )
         self._add(Load(saved, newest=which == 0, reference=reference), lineage)
 
     @rule(
@@ -200,3 +203,14 @@ class LearnerHistory(RuleBasedStateMachine):
 @pytest.mark.filterwarnings("ignore")
 def test_operations_on_a_learner_in_any_order() -> None:
     run_machine(LearnerHistory, *BUDGET)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_block_that_will_be_skipped_is_saved_and_loaded(ranks: int) -> None:
+    """Its model is not finite, on one rank, until the block's end."""
+    history = LearnerHistory()
+    history.begin("model averaging", 0, ranks, 0, "momentum", 0, skips=True, announced=False)
+    history.train([((2, 1, 1, 0), 0)] * 2)
+    history.skipped_step((1, 1, 2, 0), bad=0)
+    history.save_and_go_back([], True, [], [((1, 2, 1, 0), 0)] * 3)
+    history.teardown()

@@ -67,8 +67,9 @@ def require_equal(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArra
 def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     """Check the values of the tree to be restored on this rank.
 
-    Parameters must be finite, counters within their bounds, and stripes of the right length. Each
-    component checks its own part.
+    Parameters must be finite (unless the learner skips the block that they belong to, at its end),
+    counters within their bounds, and stripes of the right length. Each component checks its own
+    part.
 
     Args:
         tree: the state tree with its arrays, resharded for this rank.
@@ -79,7 +80,8 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     Local.
     """
     x = tree["parameters"]
-    if not math.isfinite(body(x).largest_magnitude(x)):
+    skips = learner.skipped.skips and not learner.algorithm.synchronizes_every_step
+    if not skips and not math.isfinite(body(x).largest_magnitude(x)):
         raise UserError("has parameters that are not finite")
     for name, state in learner.states.items():
         _require_counts(state, tree[name], name)
