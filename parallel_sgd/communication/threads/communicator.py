@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -27,7 +28,6 @@ from .endpoint import Mailbox, ThreadEndpoint, ThreadMessages
 
 Result = TypeVar("Result")
 
-
 MOST_THREADS = 1 << 15  #: about Linux's limit for a process; a collective takes size² steps
 
 
@@ -39,8 +39,8 @@ class ThreadWorld:
         timeout_s: longest wait of a rank, in seconds.
         parent: the enclosing world of a subworld, with the world ranks of this subworld.
         world_ranks: numbers of the ranks in error texts, if not 0, 1, 2, …
-        copies: copy what ranks offer: a rank that hears of a failure in a collective goes on, and
-            may change its arrays while others still read them.
+        copies: copy what ranks offer: a rank may go on, and change its arrays, while others still
+            read them. It goes on if it hears of a failure, or has all that it needs.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class ThreadWorld:
         copies: bool = False,
     ) -> None:
         self.size = size
-        self.timeout_s, self._copies = timeout_s, copies
+        self.timeout_s, self.copies = timeout_s, copies
         #: world ranks
         self.ranks = tuple(world_ranks or (range(size) if parent is None else parent[1]))
         #: world ranks of finished programs
         self.finished: set[int] = set() if parent is None else parent[0].finished
-        self.offers: list[Any] = [None] * size
+        self._offers: dict[int, list[Any]] = {}  # of the ranks, by meeting
         self.mailbox = Mailbox(self.ranks, self.finished)
         self._changed = runtime.Condition()
         self._meetings = 0  # completed meetings
         self._entered = [0] * size  # meetings entered by each rank
-        self._arrived = 0  # ranks in the present meeting
+        self._arrived: Counter[int] = Counter()  # ranks, by meeting
         self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
         self._lock = runtime.Lock()
@@ -83,7 +83,7 @@ class ThreadWorld:
             if (number, group) not in self._subworlds:
                 ranks = [self.ranks[member] for member in members]
                 subworld = ThreadWorld(
-                    len(members), self.timeout_s, (self, ranks), copies=self._copies
+                    len(members), self.timeout_s, (self, ranks), copies=self.copies
                 )
                 self._subworlds[number, group] = subworld
                 if self.mailbox.aborted:
@@ -92,13 +92,21 @@ class ThreadWorld:
                     subworld.revoke()
             return self._subworlds[number, group]
 
-    def meet(self, rank: int, name: str, problem: str | None, offer: Any = None) -> None:
-        """Wait until all ranks have come.
+    def meet(
+        self,
+        rank: int,
+        name: str,
+        problem: str | None,
+        needs: Sequence[int],
+        offer: Any = None,
+    ) -> int:
+        """Wait until ranks have come. Return the number of the meeting.
 
         Args:
             rank: this rank.
             name: name of the collective, for errors.
             problem: this rank's problem, about to be shared; printed if any rank is late.
+            needs: ranks to wait for.
             offer: this rank's argument, if this is the first meeting of a collective.
         Raises:
             RankFailed: a rank has ended with an error.
@@ -107,17 +115,28 @@ class ThreadWorld:
         """
         with self._changed:
             self._require_no_failure(name)
+            number = self._entered[rank]
             if offer is not None:
-                self.offers[rank] = copy.deepcopy(offer) if self._copies else offer
-            number, self._arrived = self._meetings, self._arrived + 1
+                offers = self._offers.setdefault(number, [None] * self.size)
+                offers[rank] = copy.deepcopy(offer) if self.copies else offer
             self._entered[rank] += 1
-            if self._arrived == self.size:
-                self._meetings, self._arrived = number + 1, 0
+            self._arrived[number] += 1
+            if self._arrived[number] == self.size:
+                del self._arrived[number]
+                self._offers.pop(number - 1, None)  # all ranks have taken what they need
+                self._meetings = number + 1
                 self._changed.notify_all()
-                return
+                return number
+            if self.copies:
+                self._changed.notify_all()  # a rank may need this one alone
+
+            def complete() -> bool:
+                if len(needs) == self.size:
+                    return self._meetings > number
+                return all(self._entered[rank] > number for rank in needs)
 
             def decided() -> bool:
-                over = self._meetings > number or self.mailbox.revoked
+                over = complete() or self.mailbox.revoked
                 return over or self.mailbox.aborted or bool(self._missing(number))
 
             in_time = self._changed.wait_for(decided, min(self.timeout_s, REPORT_PROBLEM_AFTER_S))
@@ -129,8 +148,8 @@ class ThreadWorld:
                     flush=True,
                 )
             in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
-            if self._meetings > number:
-                return
+            if complete():
+                return number
             self._require_no_failure(name)
             waits = f"rank {self.ranks[rank]} waits in {name}"
             if self.mailbox.aborted:
@@ -142,6 +161,10 @@ class ThreadWorld:
                 f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
                 f"{in_words(others)}"
             )
+
+    def offers(self, number: int) -> list[Any]:
+        """Return what the ranks have offered in a meeting; None for ranks that have not come."""
+        return self._offers[number]
 
     def _require_no_failure(self, name: str) -> None:
         if self.mailbox.revoked:
@@ -211,10 +234,11 @@ class ThreadCommunicator(Communicator):
         def combine(offers: list[Array]) -> None:
             ends = np.cumsum(counts)
             for remote, begin, end in zip(offers, ends - counts, ends, strict=True):
-                receive[begin:end] = remote
+                if end > begin:
+                    receive[begin:end] = remote
 
         with self.trace.collective():
-            self._collective("allgather", send, combine)
+            self._collective("allgather", send, combine, _places(counts))
 
     def alltoall(
         self,
@@ -227,13 +251,14 @@ class ThreadCommunicator(Communicator):
     ) -> None:
         def combine(offers: list[tuple[Array, Counts]]) -> None:
             at = 0
-            for (remote, counts), n in zip(offers, receive_counts, strict=True):
+            for rank in _places(receive_counts):
+                (remote, counts), n = offers[rank], receive_counts[rank]
                 begin = sum(counts[: self.rank])
                 receive[at : at + n] = remote[begin : begin + n]
                 at += n
 
         with self.trace.collective():
-            self._collective("alltoall", (send, send_counts), combine)
+            self._collective("alltoall", (send, send_counts), combine, _places(receive_counts))
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         def combine(offers: list[Array]) -> None:
@@ -241,10 +266,12 @@ class ThreadCommunicator(Communicator):
                 array[...] = offers[root]
 
         with self.trace.collective():
-            self._collective("broadcast", array, combine)
+            self._collective("broadcast", array, combine, [root])
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        total: npt.NDArray[np.int64] = self._collective("sum_integers", values, np.sum, axis=0)
+        total: npt.NDArray[np.int64] = self._collective(
+            "sum_integers", values, partial(np.sum, axis=0)
+        )
         return total
 
     def _allgather_bytes(self, data: bytes) -> list[bytes]:
@@ -288,19 +315,35 @@ class ThreadCommunicator(Communicator):
     def host(self) -> str:
         return platform.node()
 
-    def _collective(self, name: str, item: Any, combine: Callable[..., Any], **options: Any) -> Any:
-        """Offer `item`, wait for all ranks, and `combine` the list of offers."""
+    def _collective(
+        self,
+        name: str,
+        item: Any,
+        combine: Callable[[list[Any]], Any],
+        needs: Sequence[int] | None = None,
+    ) -> Any:
+        """Offer `item`, wait for other ranks, and `combine` the list of offers.
+
+        Args:
+            needs: ranks whose offers count here; None: all. In a simulated schedule this
+                fault-tolerant rank may go on as soon as these have come, as over MPI.
+        """
         world = self._world
         if world.size == 1:
-            return combine([item], **options)
+            return combine([item])
         try:
-            world.meet(self.rank, name, self._problem, (name, item))
-            different = different_calls([called for called, _ in world.offers], world.ranks)
+            everyone = range(world.size)
+            needs = everyone if needs is None else needs
+            goes_on = len(needs) < world.size and world.copies and runtime.goes_on()
+            needs = needs if goes_on else everyone
+            number = world.meet(self.rank, name, self._problem, needs, (name, item))
+            offers = world.offers(number)
+            different = different_calls([one[0] for one in offers if one], world.ranks)
             if different:
                 raise SharedError(different)
-            result = combine([remote for _, remote in world.offers], **options)
+            result = combine([one and one[1] for one in offers])
             try:
-                world.meet(self.rank, name, None)
+                world.meet(self.rank, name, None, () if goes_on else everyone)
             except RanksLost:  # over MPI some ranks may come through, and others hear of a failure
                 if not runtime.chance():
                     raise
@@ -310,6 +353,11 @@ class ThreadCommunicator(Communicator):
             world.abort()
             raise
         return result
+
+
+def _places(counts: Counts) -> list[int]:
+    """Return the ranks with values."""
+    return [rank for rank, count in enumerate(counts) if count]
 
 
 def simulate(
