@@ -88,6 +88,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync, a loop of its own": Configuration(
         lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 2, "may_fail": False},
+        ends_early=True,
     ),
     "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
     "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),
