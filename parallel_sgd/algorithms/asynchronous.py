@@ -209,8 +209,6 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.gathered_samples += samples
         state.period_samples += total
         state.period_steps += 1
-        # For the next minibatch's rows of embedding tables.
-        state.client.factor = self.ramp_up.factor(state.minibatches + 1)
         ends = self.period.ends(state.period_steps, state.period_samples, work.comm.size)
         if not self.rules.pushes_updates and (state.gathered is not None or not ends):
             gradient = state.gather(gradient)
@@ -219,12 +217,13 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 self._exchange(state, work, gradient, factor, clock)
         self._end_step(state)
 
-    @staticmethod
-    def _end_step(state: DataParallelASGDState) -> None:
+    def _end_step(self, state: DataParallelASGDState) -> None:
         minibatch, state.minibatch = state.minibatch, None
         for table in state.tables.values():
             table.step_taken()
         state.minibatches += minibatch is not None and minibatch.samples > 0
+        # For the next minibatch's rows of embedding tables.
+        state.client.factor = self.ramp_up.factor(state.minibatches)
 
     def resume(self, state: DataParallelASGDState, work: Work) -> None:
         """Complete the interrupted work of this worker with the new servers. Local."""

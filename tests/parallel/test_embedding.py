@@ -101,6 +101,23 @@ def test_prefetched_rows_are_those_of_before(comm):
     learner.finish()
 
 
+def test_rows_have_the_ramp_of_their_minibatch(comm):
+    """Which counts a worker's minibatches with samples."""
+    table = Embedding(name="t", width=2, optimizer=SGD(lr=1.0))
+    learner = learner_on(comm, table, ramp_minibatches=1, ramp_coefficient=0.25)
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.array([comm.rank])
+        expected = rows.rows(ids).copy()
+        for factor in (0.25, 0.5, 0.0, 0.75, 1.0):
+            if factor:
+                rows.push(ids, np.ones((1, 2), np.float32), samples=1)
+            learner.announce(int(factor > 0), 1)
+            learner.step(samples=int(factor > 0))
+            expected -= factor
+            assert np.allclose(rows.rows(ids), expected)
+    learner.finish()
+
+
 def test_checkpoints_hold_rows_on_any_number_of_servers(comm, tmp_path):
     table = Embedding(name="t", width=WIDTH, optimizer=Adagrad(lr=0.1), entry_count=2)
     folder = comm.allgather_object(str(tmp_path))[0]

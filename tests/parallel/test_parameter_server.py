@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from cases import few_ranks_but
 from served_identities import (
@@ -19,7 +20,14 @@ from served_identities import (
     the_bound_holds,
     what_few_bits_lose_is_not_lost,
 )
-from served_training import asynchronous, beside_and_apart, servers_of, starting_point
+from served_training import (
+    asynchronous,
+    beside_and_apart,
+    finished,
+    learner_of,
+    servers_of,
+    starting_point,
+)
 
 from parallel_sgd import SGD, Adagrad, Adam, Learner, MomentumSGD
 from parallel_sgd.parameter_server.roles import GIL
@@ -101,6 +109,21 @@ EQUATIONS = {
 @pytest.mark.parametrize("name", few_ranks_but(["constant delay", "geo"], EQUATIONS))
 def test_the_equations(on_ranks, apart, name):
     on_ranks(lambda comm: follows_the_equations(comm, apart, **EQUATIONS[name]))
+
+
+@beside_and_apart
+def test_a_round_has_the_largest_ramp_of_its_pushes(comm, apart):
+    """It counts a worker's minibatches with samples: those of worker 0 are in steps 0, 2 and 4."""
+    servers, ramp = servers_of(comm, apart), {"ramp_minibatches": 1, "ramp_coefficient": 0.25}
+    algorithm = asynchronous(mode="sync", servers=servers, sync_steps=3, **ramp)
+    learner = learner_of(comm, algorithm, SGD(lr=1.0))
+    for step in range(0 if learner.serves else 5):
+        m = int(step % 2 == (learner.comm.rank > 0))
+        learner.gradient.flat[:] = m
+        learner.step(samples=m)
+    # Pushed are steps 0 to 2, and then 3 and 4. A worker alone has no steps 1 and 3.
+    factors = 0.5 + 0.75 if comm.size - servers > 1 else 0.75
+    assert np.array_equal(finished(comm, learner), starting_point().flat - factors)
 
 
 @beside_and_apart

@@ -143,6 +143,24 @@ def test_a_run_goes_on_bit_for_bit_over_a_switch(comm, tmp_path):
     assert same_bits(learners[0].parameters.flat, learners[1].parameters.flat)
 
 
+def test_the_last_push_goes_by_the_clock_at_the_end(comm):
+    """Of a period that `finish` ends."""
+    learner = learner_on(comm, sync_steps=2, gradient_bits={0: 32, SAMPLES * comm.size: 4})
+    train(learner, 0, 1)
+    learner.finish()
+    assert learner.state.residual.any()
+
+
+@pytest.mark.parametrize(
+    ("bits", "bits_of", "fewest"), [(32, {"E[0]": 4}, 4), (8, {"*.bias": 32}, 8)]
+)
+def test_too_large_for_the_fewest_bits(comm, bits, bits_of, fewest):
+    learner = learner_on(comm, mode="sync", gradient_bits=bits, bits_of=bits_of)
+    learner.gradient.flat[:] = 1e31
+    with pytest.raises(UserError, match=f"gradient is too large.* with gradient_bits={fewest}"):
+        learner.step(samples=1)
+
+
 def test_auto_takes_what_is_measured(comm, measurements, tmp_path):
     """Few bits on a slow link, and all where it is no limit. What is pulled goes over it, too."""
     measurements(measure_kernel_speeds=measure_speeds)

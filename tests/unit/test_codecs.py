@@ -20,6 +20,7 @@ from parallel_sgd.compression import (
     VariableMessage,
     codec_for,
     codec_from_dict,
+    problem_with,
     registered_bits,
 )
 from parallel_sgd.patterns import Patterns
@@ -185,6 +186,14 @@ def test_mixed_blocks_are_aligned_and_can_be_encoded_one_by_one(parameters):
         results.append(np.concatenate([payload, residual.view(np.uint8), out.view(np.uint8)]))
         assert np.abs(out - 1 + residual - odd.flat * (4 / 3)).max() < 1e-5
     assert np.array_equal(*results)
+
+
+def test_the_largest_value_of_few_bits():
+    x = np.array([0, -1e30], np.float32)
+    assert problem_with(x, 16) is None
+    x[1] = np.nextafter(x[1], np.float32(-np.inf))
+    assert "is too large" in problem_with(x, 16)
+    assert problem_with(x, 32) is None
 
 
 def test_float64_travels_whole():

@@ -375,6 +375,15 @@ def test_a_state_that_is_reset_is_the_first_one_at_a_later_time(optimizer):
         assert vector is again and np.array_equal(again, before)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-120])
+def test_a_correction_is_the_ratio_of_squares(scale):
+    """However small these are; at most a million."""
+    correction: dict = {}
+    projections = np.float32(scale**0.5) * np.array([2**13, 2**20], np.float32)
+    learn(correction, projections, np.full(2, scale, np.float32), 128, 1, 0.999)
+    np.testing.assert_allclose(correction["slopes"], [0.001 * 2**26, 1e6], rtol=1e-5)
+
+
 def test_a_correction_stays_finite_where_squares_do_not():
     correction: dict = {}
     sums = np.array([np.inf, 0.0, 1e-45, 3e38], np.float32)

@@ -126,6 +126,15 @@ def test_a_round_is_one_change(merge, currency):
     assert (model.version, model.samples, model.pushes) == (1, 8, [1, 1, 1])
 
 
+@pytest.mark.parametrize("merge", ["mean", "sum"])
+def test_a_round_at_a_rate_per_sample_is_the_sum_of_its_pushes(merge):
+    model = served(mode="sync", merge=merge, optimizer=SGD(lr_per_sample=0.5))
+    for worker in range(3):
+        push(model, worker, samples=1 + worker)
+    change = 0.5 * sum(vector(worker, 0) for worker in range(3))
+    np.testing.assert_allclose(model.x, START - change, rtol=1e-12)
+
+
 def test_a_round_has_the_same_bits_in_any_order():
     finals = []
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
