@@ -66,9 +66,6 @@ class Scheduler(Protocol):
     def chance(self) -> bool:
         """Return one of two outcomes that are both possible here."""
 
-    def goes_on(self) -> bool:
-        """Return True if a collective may end on a rank before all ranks have come."""
-
     def preempted(self) -> bool:
         """Return True if the calling thread's process has had a notice of preemption."""
 
@@ -101,12 +98,6 @@ def chance() -> bool:
     """Return False, or by chance True where a simulated schedule may go on in two ways."""
     chosen = _local.scheduler
     return chosen is not None and chosen.chance()
-
-
-def goes_on() -> bool:
-    """Return False, or by chance True in a simulated schedule: see `Scheduler.goes_on`."""
-    chosen = _local.scheduler
-    return chosen is not None and chosen.goes_on()
 
 
 def process_failed() -> bool:

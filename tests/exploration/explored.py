@@ -16,7 +16,6 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.job_environment import PREEMPT_ON
 from parallel_sgd.testing import Exploration, Outcome, explore
-from parallel_sgd.testing.exploration.scheduler import Schedule
 
 Program = Callable[[Communicator], Any]
 Check = Callable[[Outcome], object]
@@ -29,19 +28,14 @@ class Configuration:
     Args:
         make: returns the program, and the check of its outcomes.
         options: of `explore`.
-        ends_early: see `Schedule`. Faults of servers that this shows are not mended yet.
     """
 
     make: Callable[[], tuple[Program, Check]]
     options: dict[str, Any]
-    ends_early: bool = False
 
     def explore(self, **options: Any) -> Exploration:
         program, check = self.make()
-        with (
-            mock.patch.dict(os.environ, {PREEMPT_ON: "USR1"}),  # else nobody asks for notices
-            mock.patch.object(Schedule, "ends_early", self.ends_early),
-        ):
+        with mock.patch.dict(os.environ, {PREEMPT_ON: "USR1"}):  # else nobody asks for notices
             return explore(program, check=check, **(self.options | options))
 
 
@@ -59,7 +53,6 @@ def learner(
     return Configuration(
         lambda: (training(algorithm, optimizer, dtype, **given), TrainingCheck(**of_check)),
         {"ranks": 4, "faults": 2, "may_fail": False} | of_explore,
-        ends_early=True,
     )
 
 
@@ -88,7 +81,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync, a loop of its own": Configuration(
         lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 2, "may_fail": False},
-        ends_early=True,
     ),
     "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
     "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),

@@ -114,7 +114,7 @@ class ThreadWorld:
             UserError: a rank has finished, or has not come in time.
         """
         with self._changed:
-            self._require_no_failure(name)
+            self.require_no_failure(name)
             number = self._entered[rank]
             if offer is not None:
                 offers = self._offers.setdefault(number, [None] * self.size)
@@ -150,7 +150,7 @@ class ThreadWorld:
             in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
             if complete():
                 return number
-            self._require_no_failure(name)
+            self.require_no_failure(name)
             waits = f"rank {self.ranks[rank]} waits in {name}"
             if self.mailbox.aborted:
                 raise RankFailed(f"{waits} for a rank that failed")
@@ -166,7 +166,7 @@ class ThreadWorld:
         """Return what the ranks have offered in a meeting; None for ranks that have not come."""
         return self._offers[number]
 
-    def _require_no_failure(self, name: str) -> None:
+    def require_no_failure(self, name: str) -> None:
         if self.mailbox.revoked:
             raise RanksLost(f"a rank has failed: found in {name}")
 
@@ -334,7 +334,7 @@ class ThreadCommunicator(Communicator):
         try:
             everyone = range(world.size)
             needs = everyone if needs is None else needs
-            goes_on = len(needs) < world.size and world.copies and runtime.goes_on()
+            goes_on = len(needs) < world.size and world.copies and runtime.chance()
             needs = needs if goes_on else everyone
             number = world.meet(self.rank, name, self._problem, needs, (name, item))
             offers = world.offers(number)
@@ -344,6 +344,7 @@ class ThreadCommunicator(Communicator):
             result = combine([one and one[1] for one in offers])
             try:
                 world.meet(self.rank, name, None, () if goes_on else everyone)
+                world.require_no_failure(name)  # of a rank that has left already
             except RanksLost:  # over MPI some ranks may come through, and others hear of a failure
                 if not runtime.chance():
                     raise

@@ -136,11 +136,7 @@ class Schedule:
         messages, operations: messages sent and files changed so far.
         failed: processes that have failed.
         digest: of all choices: equal for equal schedules.
-        ends_early: a collective of fault-tolerant ranks may end on a rank, by chance, before ranks
-            have come of which this rank needs nothing, as over MPI.
     """
-
-    ends_early = False
 
     def __init__(self, strategy: Strategy, faults: Faults) -> None:
         self._strategy, self._faults = strategy, faults
@@ -240,9 +236,6 @@ class Schedule:
 
     def chance(self) -> bool:
         return self._strategy.chance()
-
-    def goes_on(self) -> bool:
-        return self.ends_early and self._strategy.chance()
 
     def preempted(self) -> bool:
         process = self._current.process

@@ -66,7 +66,7 @@ class Rollback(Reconfiguring):
         self._taken = 0  # snapshots so far, equal on all ranks
         self._steps = 0  # since the latest snapshot
         self._trained = 0  # samples at the latest failure, with those trained on again
-        self._restored = sys.maxsize  # earliest snapshot restored since the start of a commit
+        self._restored = sys.maxsize  # earliest snapshot restored since the latest commit
         self._paused = self._completes = False
         self._is_final = False  # the restored snapshot is the final model
         self._read_session_state: Callable[[], Any] = lambda: None
@@ -153,13 +153,13 @@ class Rollback(Reconfiguring):
         a session a failure is raised, and all ranks begin the session again.
         """
         number = None
-        self._restored = sys.maxsize
         try:
             result = function()
             algorithm = self._learner.runner.algorithm
             has_met = self._steps > 0 and algorithm.synchronizes_every_step  # since the last commit
             if not (has_met or self._paused):
                 self._learner.meet()
+            self._restored = sys.maxsize  # a rollback within the function does not count
             self._commit(final)
             number = None if self._paused else self._taken - 1
             self._learner.meet()
