@@ -10,7 +10,7 @@ from unittest import mock
 
 from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table
 from explored_sessions import SAMPLES, session
-from explored_training import TrainingCheck, loop_of_its_own, training
+from explored_training import TrainingCheck, loop_of_its_own, saving, training
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -81,6 +81,10 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync, a loop of its own": Configuration(
         lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 2, "may_fail": False},
+    ),
+    "sync, saves": Configuration(saving, {"ranks": 3, "faults": 2, "may_fail": False}),
+    "sync, saves, spare": Configuration(
+        saving, {"ranks": 3, "faults": 1, "spares": 1, "may_fail": False}
     ),
     "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
     "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),

@@ -5,8 +5,11 @@ What a sample adds does not depend on the model, or it does: see `training`.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.data import with_next
 from parallel_sgd.testing import Outcome
+from parallel_sgd.training.checkpoint.files import checkpoints_in, require_whole
 
 N, MINIBATCH, EPOCHS = 23, 6, 2
 TOTAL = N * EPOCHS
@@ -175,3 +179,56 @@ class TrainingCheck:
         again = max(one.trained for one in left) - TOTAL
         most = again + failed * MINIBATCH * self.ahead
         assert again <= reported.pop() <= most, f"{again} to {most} samples are trained again"
+
+
+@dataclass
+class Saving:
+    """Training that saves checkpoints in two folders, in its loop and after it."""
+
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
+
+    def __call__(self, comm: Communicator) -> Trained:
+        x = np.random.default_rng(0).standard_normal((N, 40))
+        parameters, algorithm = psgd.Parameters({"W": np.zeros(40)}), psgd.DataParallelSGD()
+        source = psgd.data.Source(x, np.zeros(N, int), minibatch_size=MINIBATCH, epochs=EPOCHS)
+        with (
+            psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm, commit_every=3) as learner,
+            psgd.Checkpoints(self.folder / "a") as a,
+            psgd.Checkpoints(self.folder / "b") as b,
+        ):
+            trained = 0
+            for inputs, _ in source.minibatches(learner):
+                learner.gradient.flat[...] = (parameters.flat - inputs).sum(0)
+                taken = learner.step(samples=len(inputs))
+                trained += taken
+                if taken and learner.samples == N:
+                    a.save(learner)
+            a.save(learner)
+            b.save(learner)
+            learner.finish()
+            recovery = (learner.report() or {}).get("recovery", {})
+            return Trained(parameters.flat.copy(), learner.samples, trained, recovery)
+
+
+@dataclass
+class SavingCheck(TrainingCheck):
+    """What must hold at the end of `saving`, whose folder is made anew for the next schedule."""
+
+    saving: Saving = field(default_factory=Saving)
+
+    def __call__(self, outcome: Outcome) -> None:
+        super().__call__(outcome)
+        for name in "ab":
+            saved = checkpoints_in(self.saving.folder / name)
+            for path in saved:
+                require_whole(path)
+            names = [path.name for path in saved]  # a failure ends a write in the background
+            assert outcome.failed or names[-1].startswith(f"{TOTAL:012d}"), f"checkpoints {names}"
+        shutil.rmtree(self.saving.folder)
+        self.saving.folder = Path(tempfile.mkdtemp(prefix="explored-"))
+
+
+def saving() -> tuple[Saving, SavingCheck]:
+    """Return a program that saves, and the check of its outcomes."""
+    made = Saving()
+    return made, SavingCheck(exact=True, saving=made)

@@ -19,6 +19,7 @@ from parallel_sgd.parameter_server.parts import Part
 from parallel_sgd.parameter_server.roles import ParameterServers
 from parallel_sgd.training import Learner
 from parallel_sgd.training.checkpoint import files
+from parallel_sgd.training.checkpoint.saver import Checkpoints
 from parallel_sgd.training.recovery.rollback import Rollback
 from parallel_sgd.training.recovery.server_failover import ServerFailover
 from parallel_sgd.training.session.best_model import BestModel
@@ -202,5 +203,26 @@ OLD_FAULTS = {
         "surviving",
         "self.recovery.complete(function)",
         "self.recovery.run(function)",
+    ),
+    "ranks that save give up at different places": OldFault(
+        "sync, saves",
+        Checkpoints,
+        "save",
+        "learner.recovery.commit_once(",
+        "learner.recovery.attempt(",
+    ),
+    "a rank that lets no other join is interrupted again and again": OldFault(
+        "model averaging, spare",
+        Rollback,
+        "attempt",
+        "(world.spares and self._may_invite)",
+        "world.spares",
+    ),
+    "a rollback before a commit counts as one after it": OldFault(
+        "sync, a loop of its own",
+        Rollback,
+        "_try_commit",
+        "self._restored = sys.maxsize",
+        "pass",
     ),
 }

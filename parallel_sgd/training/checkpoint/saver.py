@@ -117,8 +117,8 @@ class Checkpoints:
         if require_learner(learner).serves:
             return
         learner.access.require_own("save")
-        # If a rank fails, there is no checkpoint, and the others have rolled back.
-        learner.recovery.attempt(lambda: self._save(learner, extra, metric, background))
+        # There is no checkpoint if a rank fails, and training has rolled back to before.
+        learner.recovery.commit_once(lambda: self._save(learner, extra, metric, background))
 
     def _save(self, learner: Learner, extra: Any, metric: Any, background: bool) -> None:
         learner.meet()  # raises on a failed rank, instead of waiting below

@@ -84,6 +84,11 @@ class Recovery(ABC):
         Collective. Training may have rolled back between two runs.
         """
 
+    def commit_once(self, function: Callable[[], object]) -> bool:
+        """Run a function that takes no step, until all ranks have completed it together, or
+        training has rolled back to before: then return False. Collective."""
+        return self.attempt(function)
+
     @abstractmethod
     def attempt(self, call: Callable[[], object]) -> bool:
         """Make a collective call. Return False if training has rolled back instead."""

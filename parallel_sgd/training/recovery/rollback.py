@@ -68,6 +68,7 @@ class Rollback(Reconfiguring):
         self._trained = 0  # samples at the latest failure, with those trained on again
         self._restored = sys.maxsize  # earliest snapshot restored since the latest commit
         self._paused = self._completes = False
+        self._may_invite = True  # standby ranks, with a recovery of its own
         self._is_final = False  # the restored snapshot is the final model
         self._read_session_state: Callable[[], Any] = lambda: None
         self._session_state: Any = None  # of the restored snapshot
@@ -105,7 +106,7 @@ class Rollback(Reconfiguring):
     def attempt(self, call: Callable[[], object]) -> bool:
         world = self._learner.world
         try:
-            if world.generation != self._generation or world.spares:
+            if world.generation != self._generation or (world.spares and self._may_invite):
                 raise RanksLost("the ranks have changed or can change")
             call()
         except Exception as error:
@@ -127,6 +128,16 @@ class Rollback(Reconfiguring):
             committed = self._try_commit(function)
             if committed is not None:
                 return committed[0]
+
+    def commit_once(self, function: Callable[[], object]) -> bool:
+        """See `Recovery`. In a session a failure ends the save, and the session begins again."""
+        if self.in_session:
+            return self.attempt(function)
+        before = self._learner.samples
+        while self._learner.samples == before:
+            if self._try_commit(function) is not None:
+                return True
+        return False
 
     def end_pass(self) -> bool:
         return self._try_commit(lambda: None) is not None
@@ -202,6 +213,7 @@ class Rollback(Reconfiguring):
         self._commit(False)
 
     def _commit(self, final: bool) -> None:
+        self._may_invite = True
         if not self._paused:
             self._take_snapshot(final, self._read_session_state())
 
@@ -234,6 +246,8 @@ class Rollback(Reconfiguring):
 
     def _continue(self, *, allow_join: bool) -> None:
         self._reconfigure(allow_join=allow_join)
+        # A rank that has let none join may still be in this recovery: it must come to its end.
+        self._may_invite = False
         self._rejoin()
 
     def _rejoin(self) -> None:
