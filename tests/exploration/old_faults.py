@@ -71,7 +71,7 @@ OLD_FAULTS = {
         "_save_missing_best",
         "if checkpoints is not None",
         "if False",
-        seed=78,
+        seed=280,
     ),
     "a row is written by a rank that fails, and by the next one": OldFault(
         "session, sync servers",
@@ -110,7 +110,7 @@ OLD_FAULTS = {
         "finish",
         "world.barrier()  # a rank past this point knows that all hold the model",
         "pass",
-        seed=1109,
+        seed=3013,
     ),
     "a push is repeated whole": OldFault(
         "2 servers",
@@ -179,7 +179,7 @@ OLD_FAULTS = {
         "assign",
         "if not any(trained):",
         "if False:",
-        seed=46,
+        seed=613,
     ),
     "a failure before all are set up is taken for the loss of a server's rows": OldFault(
         "rows",
@@ -217,6 +217,7 @@ OLD_FAULTS = {
         "attempt",
         "(world.spares and self._may_invite)",
         "world.spares",
+        seed=627,
     ),
     "a rollback before a commit counts as one after it": OldFault(
         "sync, a loop of its own",
@@ -224,5 +225,6 @@ OLD_FAULTS = {
         "_try_commit",
         "self._restored = sys.maxsize",
         "pass",
+        seed=527,
     ),
 }
