@@ -183,8 +183,8 @@ class Algorithm(Options, ABC, Generic[StateT]):
     def ready(self, state: StateT, work: Work, name: str) -> None:
         """Process a parameter's gradient, complete on this rank while backward continues.
 
-        For algorithms with `overlap`. From now on the gradient of this parameter belongs to the
-        algorithm. Local.
+        From now on the gradient of this parameter belongs to the algorithm. Not called in the warm
+        start, nor for algorithms without `overlap`. Local.
         """
 
     def sum_late(self, state: StateT, work: Work, vector: Array) -> None:

@@ -105,15 +105,16 @@ class FailurePlan:
         return sum(failure.struck for failure in self.failures)
 
     def __enter__(self) -> FailurePlan:
-        def counted_meet(meet: Any, world: ThreadWorld, *arguments: Any) -> None:
+        def counted_meet(meet: Any, world: ThreadWorld, *arguments: Any) -> int:
             thread = threading.current_thread().name
             self._meetings[world, thread] += 1
             meeting = world, self._meetings[world, thread]
             for failure in self.failures:
                 failure.come("meeting", meeting)
-            meet(world, *arguments)
+            number: int = meet(world, *arguments)
             for failure in self.failures:
                 failure.leave(meeting)
+            return number
 
         def counted_take(take: Any, mailbox: Mailbox, key: Any) -> Any:
             message = take(mailbox, key)
