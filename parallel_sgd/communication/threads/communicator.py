@@ -344,7 +344,8 @@ class ThreadCommunicator(Communicator):
             result = combine([one and one[1] for one in offers])
             try:
                 world.meet(self.rank, name, None, () if goes_on else everyone)
-                world.require_no_failure(name)  # of a rank that has left already
+                if runtime.scheduler() is not None:  # explored: of a rank that has left already
+                    world.require_no_failure(name)
             except RanksLost:  # over MPI some ranks may come through, and others hear of a failure
                 if not runtime.chance():
                     raise
