@@ -44,10 +44,9 @@ STOPS = (3, 4)
 """Another number of ranks resumes after these minibatches."""
 
 RESUMED_STEPS = 4  #: minibatches after resuming
-FIRST_STOP, LAST_STOP = (
-    4,
-    9,
-)  #: minibatches before one rank resumes, inside or at the end of a block
+FIRST_STOP, LAST_STOP = 4, 9
+"""One rank resumes after this many minibatches, inside a block or at its end."""
+
 MOST_RATIO = 1.45  #: of what is applied later on two numbers of ranks
 
 
@@ -136,7 +135,7 @@ def later_resharded(case: Case) -> str | None:
     case = replace(case, optimizer=SGD(lr=0.1))
     for ranks in {max(1, size - 1), size + 1} - {size}:
         actual = simulate(ranks, body, timeout_s=case.timeout_s / 2)[0]
-        if not 1 / MOST_RATIO <= actual / expected <= MOST_RATIO:
+        if not expected / MOST_RATIO <= actual <= expected * MOST_RATIO:
             return (
                 f"in {LATER} steps without gradients {expected:.3g} of what was left out is "
                 f"applied; after resuming on {ranks} ranks {actual:.3g}"

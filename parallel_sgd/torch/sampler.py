@@ -162,7 +162,9 @@ class MinibatchSampler(Sampler[list[int]]):
         while True:
             before = self._recovery.rollbacks
             yield number
-            self._recovery.end_pass()
+            # If a rank fails here, other ranks come to this end again: all pass it together.
+            while not self._recovery.end_pass() and self._epoch_at(self.learner.samples) > number:
+                pass
             if self._recovery.rollbacks == before or self._epoch_at(self.learner.samples) > number:
                 return
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.communication import Communicator, simulate_recovery
+from parallel_sgd.testing import Outcome, explore
 
 SAMPLES, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = SAMPLES * EPOCHS
@@ -171,6 +172,31 @@ def test_other_algorithms_go_on(algorithm: Any) -> None:
         if left is not None:
             for name, value in expected.items():
                 assert np.allclose(left[0][0][name], value, atol=0.05), (number, name)
+
+
+def test_all_ranks_end_an_epoch_together() -> None:
+    """Also where one has passed an evaluation in which another hears of a failure."""
+    data = TensorDataset(torch.arange(24.0).reshape(12, 2).double(), torch.arange(12) % 2)
+
+    def body(comm: Communicator) -> int:
+        torch.manual_seed(1)
+        model = nn.Linear(2, 2).double()
+        steps, algorithm = torch.optim.SGD(model.parameters(), lr=0.1), psgd.DataParallelSGD()
+        learner = psgd.torch.Learner(model, steps, algorithm, comm, commit_every=3)
+        sampler = psgd.torch.sampler(data, learner, 6)
+        with learner:
+            for _ in sampler.epochs(3):
+                for inputs, labels in DataLoader(data, batch_sampler=sampler):
+                    F.cross_entropy(model(inputs), labels).backward()
+                    learner.step(samples=len(inputs))
+                learner.evaluate([data[comm.rank :: comm.size]], lambda *_: {"loss": 0.0})
+            learner.finish()
+        return learner.samples
+
+    def check(outcome: Outcome) -> None:
+        assert {one for one in outcome.results if one is not None} == {36}
+
+    explore(body, ranks=3, faults=1, schedules=60, seed=90, may_fail=False, check=check)
 
 
 @pytest.mark.parametrize("what", [psgd.torch.init_process_group, psgd.torch.hook_state])
