@@ -2,7 +2,8 @@
 
     python tests/exploration/reached.py --seconds 600
 
-Needs coverage.py (`pip install coverage`), which no extra installs. Its tracing makes schedules several times slower.
+Needs coverage.py (`pip install coverage`), which no extra installs. Its tracing makes schedules
+several times slower.
 """
 
 from __future__ import annotations
