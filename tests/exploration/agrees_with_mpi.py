@@ -97,7 +97,6 @@ def as_threads(
 ) -> tuple[Facts, Schedule]:
     """Run a case as threads in an order. Return the outcome, and what was run."""
     schedule, results = Schedule(strategy, planned), list[Any]()
-    schedule.ends_early = True
     before = uncollected()
 
     def die(rank: int) -> NoReturn:
