@@ -46,8 +46,8 @@ def across(
       each state, if any, and evenly if all weights are 0. Values equal on all ranks stay the same,
       bit for bit. The model itself is a mean.
     - "most": a whole number with only the largest of all ranks kept.
-    - "sum": an array with its sum over the ranks kept: rank j of K' takes the parts of ranks j, j +
-      K', ...
+    - "sum": an array or a whole number with its sum over the ranks kept: rank j of K' takes the
+      parts of ranks j, j + K', ...
     - "stripe": this rank's part of one vector, cut anew.
     - "share": a whole number with its sum over the ranks kept, divided among the ranks.
     - "drop": meaningless on a different number of ranks, such as a random generator's state; None

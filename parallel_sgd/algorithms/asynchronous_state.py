@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from ..communication import InBackground
 from ..compression import registered_bits
 from ..costs import Measured
@@ -60,7 +62,7 @@ class DataParallelASGDState(External):
 
     base: Array | None = across("mean", default=None)
     gathered: Array | None = across("sum", default=None)
-    gathered_samples: int = across("share", least=0, default=0)
+    gathered_samples: int = across("sum", least=0, default=0)
     period_samples: int = across("same", least=0, default=0)
     period_steps: int = across("same", least=0, default=0)
     minibatches: int = across("most", least=0, default=0)
@@ -93,8 +95,9 @@ class DataParallelASGDState(External):
 
     @property
     def weight(self) -> int:
-        """Weight of this rank's model in a mean of the ranks' models."""
-        return 1 if self.base is None else self.gathered_samples
+        """Weight of this rank's model in a mean of the ranks' models: as in the servers' model."""
+        by_samples = self.rules.mode == "sync" and self.rules.merge == "mean"
+        return self.gathered_samples if by_samples and self.base is not None else 1
 
     @property
     def in_warm_start(self) -> bool:
@@ -258,10 +261,22 @@ class DataParallelASGDState(External):
             if self.base is None:
                 x[...] = model
             else:  # keep the local updates since the last push, by their share
-                share = workers / comm.size if self.rules.merge == "sum" else 1.0
-                self.base[...] = model + share * (x - self.base)
+                self.base[...] = model + self._share(workers) * (x - self.base)
                 x[...], self.base[...] = self.base, model
         self._restore_servers()
+
+    def _share(self, workers: int) -> float:
+        """Return this worker's share in the mean of the former workers' updates since their pushes.
+
+        Only workers with samples push. The servers' model changes by as much as by all pushes of
+        the former workers. Collective over the workers.
+        """
+        comm, samples = self.work.comm, self.gathered_samples
+        total = int(comm.sum_integers(np.array([samples]))[0])
+        if self.rules.mode == "sync" and self.rules.merge == "mean":
+            return 1.0
+        pushes = workers if self.rules.merge == "sum" else comm.size
+        return pushes * samples / total if total else 0.0
 
     def _restore_servers(self) -> None:
         """Send the servers their state and backups."""

@@ -70,6 +70,7 @@ class Connection:
         self._thread: ServerThread | None = None
         self._client: Client | None = None
         self._server: Server | None = None
+        self._problem: SharedError | None = None
         self.parts = [
             Part(
                 placement.runs(server),
@@ -222,19 +223,25 @@ class Connection:
     def serve(self) -> None:
         """Run the server until all workers have left, then gather the final model.
 
-        A second call does nothing.
+        A second call does nothing, or raises the same problem.
 
         Raises:
             UserError, RanksLost: as `Server.serve`.
 
         Collective over the servers at the end.
         """
+        if self._problem is not None:
+            raise self._problem
         if self.finished:
             return
         self.finished = True
         server = self.server
-        with standing_by("requests of workers"):
-            server.serve()
+        try:
+            with standing_by("requests of workers"):
+                server.serve()
+        except SharedError as error:
+            self._problem = error
+            raise
         own, counts = self.group.own, [part.values for part in self.parts]
         everything = np.empty(sum(counts), self._parameters.dtype)
         own.allgather(server.model.x, everything, counts)
@@ -265,6 +272,12 @@ class Connection:
         if self._server is not None:
             self._server.abandon()
 
+    @property
+    def failed(self) -> bool:
+        """True if this rank knows that training has ended by a problem of a worker."""
+        told = self._client is not None and self._client.problem is not None
+        return told or self._problem is not None
+
     def close(self, *, failed: bool) -> None:
         """Release the communicators, and stop the server and the client.
 
@@ -272,10 +285,11 @@ class Connection:
             failed: True if training has failed. Ranks may then still communicate, so nothing is
                 released.
 
-        Collective over all ranks. On fault-tolerant ranks nothing is released either, because
-        failed ranks would never join the collective.
+        Collective over all ranks. After a problem of a worker, of which all ranks know, it does
+        nothing: answers may still be on their way. On fault-tolerant ranks nothing is released
+        either, because failed ranks would never join the collective.
         """
-        if failed or self.group.world.fault_tolerant:
+        if failed or self.failed or self.group.world.fault_tolerant:
             return
         if not self.finished:
             if self._client is not None:

@@ -58,7 +58,7 @@ class Conversation:
         self.statistics, self._endpoint, self._check = statistics, endpoint, check
         self._ranks = endpoint.peers
         self._headers: dict[int, Header] = {}
-        self._problem: str | None = None  # the reason if training cannot go on
+        self.problem: str | None = None  #: the reason if training cannot go on
         self.left = False  #: True once servers have ended, and requests are refused
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
@@ -72,8 +72,8 @@ class Conversation:
             RanksLost: a rank has failed, on fault-tolerant ranks.
         """
         asks = list(asks)
-        if self._problem is not None:
-            raise SharedError(self._problem)
+        if self.problem is not None:
+            raise SharedError(self.problem)
         if self.left:
             raise UserError(
                 "the servers have ended with learner.finish(): save, load, evaluate and ask for "
@@ -82,7 +82,7 @@ class Conversation:
         try:
             return self._checked(asks, self._exchange(asks))
         except SharedError as error:  # perhaps from this rank's own server alone
-            self._problem = str(error)
+            self.problem = str(error)
             raise
 
     def _checked(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
@@ -93,12 +93,12 @@ class Conversation:
             if answer.message.kind == Kind.FAILED
         }
         if failed:
-            self._problem = next(iter(failed.values()))
-            text = from_text(self._problem)
+            self.problem = next(iter(failed.values()))
+            text = from_text(self.problem)
             message = Message(kind=Kind.FAIL, body=text.nbytes)
             others = set(range(len(self._ranks))) - failed.keys()  # not yet informed
             self._exchange([Ask(server, message, text) for server in sorted(others)])
-            raise SharedError(self._problem)
+            raise SharedError(self.problem)
         for answer in answers:
             if answer.message.kind == Kind.REFUSED:
                 raise UserError(as_text(answer.body))

@@ -18,7 +18,7 @@ from .registry import check
 
 RESHARD_RULES = get_args(ReshardRule)
 OF_NUMBERS = ("most", "share")
-OF_ARRAYS = ("mean", "sum", "stripe")
+OF_ARRAYS = ("mean", "stripe")
 
 
 @check()
@@ -142,3 +142,5 @@ def _undeclared(path: str, value: Any) -> Iterator[str]:
             yield f"{name}: across({rule!r}) is for whole numbers, not for {type(item).__name__}"
         elif rule in OF_ARRAYS and isinstance(item, int | float):
             yield f"{name}: across({rule!r}) is for arrays, not for {type(item).__name__}"
+        elif rule == "sum" and isinstance(item, float):
+            yield f"{name}: across('sum') is for arrays and whole numbers, not for float"

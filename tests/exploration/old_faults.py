@@ -112,6 +112,15 @@ OLD_FAULTS = {
         "pass",
         seed=3013,
     ),
+    "a rank that hears of a failure as it finishes waits for ranks that have finished": OldFault(
+        "session, servers, spare",
+        ServerFailover,
+        "finish",
+        "if self._completed:  # by a recovery: ranks past the barrier do not come again\n"
+        "            return",
+        "if self._completed:\n            return world.barrier()",
+        seed=20261128500020,
+    ),
     "a push is repeated whole": OldFault(
         "2 servers",
         PendingPush,

@@ -26,11 +26,13 @@ def main() -> None:
     from run_explored import seed_of_today
     from test_failure_history import FailureHistory
     from test_learner_history import LearnerHistory
+    from test_served_history import ServedHistory
 
+    machines = [LearnerHistory, FailureHistory, ServedHistory]
     warnings.simplefilter("ignore")
     first = seed_of_today() if given.seed is None else given.seed
     until = time.monotonic() + given.seconds
-    for number, machine in zip(count(first), cycle([LearnerHistory, FailureHistory])):
+    for number, machine in zip(count(first), cycle(machines)):
         if time.monotonic() >= until:
             print(f"{AT_A_TIME * (number - first)} histories; seed {first}")
             return

@@ -7,8 +7,11 @@ from histories import run_machine
 from old_faults import OldFault
 from test_failure_history import FailureHistory
 from test_learner_history import LearnerHistory
+from test_served_history import ServedHistory
 
 from parallel_sgd.algorithms.exchange_state import ExchangeState
+from parallel_sgd.parameter_server.connection import Connection
+from parallel_sgd.parameter_server.served import ServedModel
 from parallel_sgd.training.model_access import ModelAccess
 from parallel_sgd.training.recovery.rollback import Rollback
 from parallel_sgd.training.recovery.snapshot import SharedSnapshot
@@ -34,8 +37,18 @@ MISTAKES = {
     "a rank that joins has its first model": OldFault(
         "failures", SharedSnapshot, "_array", "own = values if own is None else own", "own = own"
     ),
+    "a learner waits for servers that have ended by a problem": OldFault(
+        "servers", Connection, "close", "failed or self.failed or", "failed or"
+    ),
+    "a round ends without the worker that pushes last": OldFault(
+        "servers",
+        ServedModel,
+        "_end_round",
+        "self.live <= self._round.keys()",
+        "len(self._round) >= 2",
+    ),
 }
-MACHINES = {"learner": LearnerHistory, "failures": FailureHistory}
+MACHINES = {"learner": LearnerHistory, "failures": FailureHistory, "servers": ServedHistory}
 BUDGET = 250, 8  #: histories, and most operations in each: the first one that fails ends the test
 
 

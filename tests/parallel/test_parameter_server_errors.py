@@ -146,6 +146,7 @@ def how_it_ends(comm, algorithm, value=np.nan):
         learner.finish()
     except SharedError as error:
         assert learner.serves or np.isfinite(x).all() or rank == culprit
+        learner.close()  # collective: all ranks have raised the error
         return str(error)
     return "no error"
 

@@ -209,7 +209,7 @@ FAULTS = [
     (with_state(DiLoCo, clock=0), ["state"]),
     (with_state(DiLoCo, losses=across("same", default_factory=list)), ["state"]),
     (with_state(DiLoCo, clock=across("median", default=0)), ["state"]),
-    (with_state(DiLoCo, clock=across("sum", default=0)), ["state"]),
+    (with_state(DiLoCo, clock=across("sum", default=0.0)), ["state"]),
     (own_samples_declared("same"), ["same_state", "resharded"]),
     (own_samples_declared("mean"), ["state", "resharded"]),
     (own_samples_declared("most"), ["resharded"]),

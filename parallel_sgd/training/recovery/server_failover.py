@@ -189,9 +189,10 @@ class ServerFailover(Reconfiguring):
         world = self._learner.world
 
         def attempt() -> None:
-            if not self._completed:
-                complete()
-                self._completed = True
+            if self._completed:  # by a recovery: ranks past the barrier do not come again
+                return
+            complete()
+            self._completed = True
             world.barrier()  # a rank past this point knows that all hold the model
 
         try:
@@ -352,6 +353,7 @@ class ServerFailover(Reconfiguring):
             state.end_without_servers(table and [unpacked_statistics(its) for its in table])
         state.connection.end_without_servers()
         self._completed, self._model = True, None
+        world.barrier()  # as in `finish`
 
     def _count_losses(self, whole: Assembled, workers: list[int]) -> None:
         learner, losses = self._learner, self.losses

@@ -194,11 +194,14 @@ class SharedSnapshot:
         return whole[begin : begin + now[self._comm.rank]]
 
     def _without_shares(self, value: Any, where: str) -> Any:
-        """Return another rank's tree, with 0 for "share" values and None for "drop" values."""
+        """Return another rank's tree, with 0 for numbers whose sum is kept, and None for "drop"
+        values."""
         if isinstance(value, dict):
             return {
                 name: self._without_shares(entry, f"{where}.{name}")
                 for name, entry in value.items()
             }
         rule = self._rules.get(where[1:])
-        return 0 if rule == "share" else None if rule == "drop" else value
+        if rule in ZERO_WHERE_MISSING and isinstance(value, int):
+            return 0
+        return None if rule == "drop" else value

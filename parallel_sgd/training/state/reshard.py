@@ -182,7 +182,7 @@ class _Resharding:
         mine = [rank for rank in range(self.rank, len(saved), self.size) if saved[rank] is not None]
         some = next(rank for rank, value in enumerate(saved) if value is not None)
         if not isinstance(saved[some], list):
-            return float(sum((saved[rank] for rank in mine), np.float64(0)))
+            return sum(saved[rank] for rank in mine)
         first = self.read(some, saved[some][0])
         arrays = [self.read(rank, saved[rank][0]) for rank in mine]
         out = np.empty(first.shape, first.dtype)
