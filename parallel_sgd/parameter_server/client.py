@@ -77,18 +77,16 @@ class PendingPush:
         """
         vector, residual, before = self.vector, self.residual, self.residual_before
         xp = array_module(vector)
+        assert self.applied is not None, "record_failure() comes before each retry"
+        applied = xp.asarray(self.applied)
         if residual is not None and before is not None:
-            if self.applied is None or self.arrived is None:
-                residual[...] = self.first_residual
-            else:
-                arrived, applied = xp.asarray(self.arrived), xp.asarray(self.applied)
-                earlier = xp.where(applied, before, self.first_residual)
-                residual[...] = xp.where(arrived, residual, earlier)
+            earlier = xp.where(applied, before, self.first_residual)
+            residual[...] = xp.where(xp.asarray(self.arrived), residual, earlier)
             before[...] = residual
         self.arrived = None
-        if self.applied is None or not self.applied.any():
+        if not self.applied.any():
             return vector
-        return xp.where(xp.asarray(self.applied), vector.dtype.type(0), vector)
+        return xp.where(applied, vector.dtype.type(0), vector)
 
 
 @dataclass

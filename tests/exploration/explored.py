@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table
+from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table, saving_rows
 from explored_sessions import SAMPLES, session
-from explored_training import TrainingCheck, loop_of_its_own, saving, training
+from explored_training import (
+    TrainingCheck,
+    agreeing_before,
+    loop_of_its_own,
+    saving,
+    training,
+)
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
@@ -65,12 +71,15 @@ def served(program: Program, servers: int, check: dict[str, Any], **options: Any
     )
 
 
-def pushes(servers: int, check: dict[str, Any] | None = None, **given: Any) -> Configuration:
+def pushes(
+    servers: int, check: dict[str, Any] | None = None, *, gathers: bool = False, **given: Any
+) -> Configuration:
     """Workers that add, each a number of its own."""
     options = {name: given.pop(name) for name in ("ranks", "faults", "spares") if name in given}
     algorithm = psgd.DataParallelASGD(servers=servers, **({"sync_steps": 1} | given))
     checks = {"exact": True} if check is None else check
-    return served(adding(algorithm, warm=checks.get("warm", 0)), servers, checks, **options)
+    program = adding(algorithm, warm=checks.get("warm", 0), gathers=gathers)
+    return served(program, servers, checks, **options)
 
 
 SYNC, MOMENTUM = psgd.DataParallelSGD, psgd.MomentumSGD(lr=0.01)
@@ -81,6 +90,10 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync, a loop of its own": Configuration(
         lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 2, "may_fail": False},
+    ),
+    "sync, agreed before, spare": Configuration(
+        lambda: (agreeing_before(training(SYNC(), MOMENTUM)), TrainingCheck(exact=True)),
+        {"ranks": 4, "faults": 1, "spares": 1},
     ),
     "sync, saves": Configuration(saving, {"ranks": 3, "faults": 2, "may_fail": False}),
     "sync, saves, spare": Configuration(
@@ -127,6 +140,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "servers, spare": pushes(1, spares=1),
     "2 servers": pushes(2, min_block=10),
     "2 servers, spare": pushes(2, min_block=10, spares=1),
+    "2 servers, gathered": pushes(2, gathers=True, min_block=10),
     "bounded": pushes(2, mode="bounded", staleness=1, min_block=10),
     "updates": pushes(2, sync_steps=2, currency="deltas", min_block=10),
     "geo": pushes(1, sync_steps=3, mode="geo", currency="deltas", merge="sum"),
@@ -150,6 +164,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "rows": served(rows_of_a_table(), 2, {"rows_end": True}),
     "rows, prefetched": served(rows_of_a_table(prefetches=True), 2, {"rows_end": True}),
+    "rows, saves": Configuration(saving_rows, {"ranks": 4, "faults": 1, "may_fail": True}),
     **{
         f"session, {name}": Configuration(
             session(SYNC(), **of_session),

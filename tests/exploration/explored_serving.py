@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import numpy as np
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.testing import Outcome
+from parallel_sgd.training.checkpoint.files import checkpoints_in, require_whole
 
 STEPS, BASE = 6, 100
 SHAPES = {"W": (20, 10), "b": (100,)}
@@ -37,11 +41,14 @@ class Served:
     together: int = 0
 
 
-def adding(algorithm: Any, *, warm: int = 0) -> Callable[[Communicator], Served]:
+def adding(
+    algorithm: Any, *, warm: int = 0, gathers: bool = False
+) -> Callable[[Communicator], Served]:
     """In every step the worker on rank k adds BASE^k to every value.
 
     Args:
         warm: steps in which all workers add 1 together, before.
+        gathers: the workers gather something after each step.
     """
 
     def program(comm: Communicator) -> Served:
@@ -55,6 +62,9 @@ def adding(algorithm: Any, *, warm: int = 0) -> Callable[[Communicator], Served]
             while not learner.serves and taken < STEPS:
                 learner.gradient.flat[...] = -float(BASE**rank)
                 taken += learner.step(1) > 0
+                if gathers and taken == STEPS // 2:
+                    learner.surviving(lambda: learner.comm.allgather_object(rank))
+                    learner.between_steps(lambda: learner.comm.allgather_object(rank))
             learner.finish()
             recovery = (learner.report() or {})["recovery"]
             return Served(
@@ -118,6 +128,36 @@ def rows_of_a_table(*, prefetches: bool = False) -> Callable[[Communicator], Ser
 
 
 @dataclass
+class SavingRows:
+    """Workers that push rows of a table, and save them in the midst and at the end."""
+
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
+
+    def __call__(self, comm: Communicator) -> Served:
+        table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
+        algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, tables=(table,))
+        ids, number = np.arange(10), comm.world_ranks[comm.rank]
+        parameters, rows = psgd.Parameters({"W": np.zeros(3)}), None
+        with (
+            psgd.Checkpoints(self.folder) as checkpoints,
+            psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner,
+        ):
+            words, works = learner.tables["words"], not learner.serves
+            for step in range(STEPS * works):
+                words.push(ids, np.full((10, 2), -float(BASE**number), "f4"), 1)
+                learner.step(1)
+                if step == STEPS // 2:
+                    checkpoints.save(learner)
+            if works:
+                checkpoints.save(learner)
+                rows = words.rows(ids)
+            learner.finish()
+            recovery = (learner.report() or {})["recovery"]
+            worker = number if works else -1
+            return Served(parameters.flat.copy(), recovery, worker, None, rows)
+
+
+@dataclass
 class ServingCheck:
     """What must hold at the end of a program with servers.
 
@@ -175,3 +215,25 @@ class ServingCheck:
                     one.rows // BASE**other.worker % BASE for other in left if other.worker >= 0
                 ]
                 assert np.all(np.array(pushes) == STEPS), "rows are wrong"
+
+
+@dataclass
+class SavingRowsCheck(ServingCheck):
+    """What must hold at the end of `SavingRows`. Its folder is made anew for the next schedule."""
+
+    saving: SavingRows = field(default_factory=SavingRows)
+
+    def __call__(self, outcome: Outcome) -> None:
+        super().__call__(outcome)
+        saved = checkpoints_in(self.saving.folder)
+        for path in saved:
+            require_whole(path)
+        assert outcome.failed or len(saved) == 2, f"checkpoints {saved}"
+        shutil.rmtree(self.saving.folder)
+        self.saving.folder = Path(tempfile.mkdtemp(prefix="explored-"))
+
+
+def saving_rows() -> tuple[SavingRows, SavingRowsCheck]:
+    """Return a program that saves rows, and the check of its outcomes."""
+    made = SavingRows()
+    return made, SavingRowsCheck(workers=2, rows_end=True, saving=made)

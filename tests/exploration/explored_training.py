@@ -129,6 +129,23 @@ def residual_of(learner: Any) -> np.ndarray | None:
     return total
 
 
+def agreeing_before(
+    program: Callable[[Communicator], Trained],
+) -> Callable[[Communicator], Trained]:
+    """Let the ranks agree on something before they have a learner: ranks that join are told."""
+
+    def agrees(comm: Communicator) -> Trained:
+        numbers = comm.allgather_object(comm.world_ranks[comm.rank])
+        total = comm.sum_integers(np.array([len(numbers)]))
+        start = np.arange(5.0) if comm.rank == 0 else np.zeros(5)
+        comm.broadcast(start)
+        assert numbers == [0, 1, 2, 3], f"{numbers} have agreed"
+        assert (total, start.tolist()) == (16, [0, 1, 2, 3, 4]), f"{total}, {start} are agreed"
+        return program(comm)
+
+    return agrees
+
+
 @dataclass
 class TrainingCheck:
     """What must hold at the end of `training`.

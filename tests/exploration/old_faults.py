@@ -125,7 +125,7 @@ OLD_FAULTS = {
         "2 servers",
         PendingPush,
         "retry_vector",
-        "if self.applied is None or not self.applied.any():",
+        "if not self.applied.any():",
         "if True:",
     ),
     "what workers do together is not done again": OldFault(
