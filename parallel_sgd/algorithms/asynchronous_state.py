@@ -96,8 +96,12 @@ class DataParallelASGDState(External):
     @property
     def weight(self) -> int:
         """Weight of this rank's model in a mean of the ranks' models: as in the servers' model."""
-        by_samples = self.rules.mode == "sync" and self.rules.merge == "mean"
-        return self.gathered_samples if by_samples and self.base is not None else 1
+        return self.gathered_samples if self.weighs_by_samples and self.base is not None else 1
+
+    @property
+    def weighs_by_samples(self) -> bool:
+        """True if the servers weight model updates by their samples."""
+        return self.rules.mode == "sync" and self.rules.merge == "mean"
 
     @property
     def in_warm_start(self) -> bool:
@@ -271,10 +275,10 @@ class DataParallelASGDState(External):
         Only workers with samples push. The servers' model changes by as much as by all pushes of
         the former workers. Collective over the workers.
         """
+        if self.weighs_by_samples:
+            return 1.0
         comm, samples = self.work.comm, self.gathered_samples
         total = int(comm.sum_integers(np.array([samples]))[0])
-        if self.rules.mode == "sync" and self.rules.merge == "mean":
-            return 1.0
         pushes = workers if self.rules.merge == "sum" else comm.size
         return pushes * samples / total if total else 0.0
 

@@ -48,7 +48,7 @@ def adding(
 
     Args:
         warm: steps in which all workers add 1 together, before.
-        gathers: the workers gather something after each step.
+        gathers: the workers gather something half-way.
     """
 
     def program(comm: Communicator) -> Served:
@@ -61,8 +61,9 @@ def adding(
                 together += learner.step(1)
             while not learner.serves and taken < STEPS:
                 learner.gradient.flat[...] = -float(BASE**rank)
-                taken += learner.step(1) > 0
-                if gathers and taken == STEPS // 2:
+                has_stepped = learner.step(1) > 0  # a failure may undo it
+                taken += has_stepped
+                if gathers and has_stepped and taken == STEPS // 2:
                     learner.surviving(lambda: learner.comm.allgather_object(rank))
                     learner.between_steps(lambda: learner.comm.allgather_object(rank))
             learner.finish()
