@@ -89,7 +89,10 @@ def main():
             comm.print(f"goes on after step {steps_done()} from {loaded.path}")
 
     def evaluated():
-        loss = learner.evaluate(test_loader, lambda _, x, y: {"loss": loss_of(x, y)})["loss"]
+        scores = learner.evaluate(test_loader, lambda _, x, y: {"loss": loss_of(x, y)})
+        if not scores:  # a rank has failed, and training has rolled back
+            return
+        loss = scores["loss"]
         sent = f"{learner.bytes_sent:,} bytes sent by each rank"
         comm.print(f"step {steps_done()}: test loss {loss:.4f} nats a byte, {sent}", flush=True)
         if checkpoints:

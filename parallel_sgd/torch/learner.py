@@ -272,7 +272,8 @@ class Learner(ArrayLearner):
                 number of sequences or of tokens, whichever equals the length of the remaining
                 tensors.
         Returns:
-            The mean of every metric, the same on all ranks.
+            The mean of every metric, the same on all ranks. Empty if training has rolled back to
+            before the call, after a rank failure: see `Learner.between_steps`.
         Raises:
             UserError: on all ranks, if batches or scores are not as described on any rank, if the
                 samples of a batch cannot be counted, or if no rank has a sample.
@@ -296,7 +297,7 @@ class Learner(ArrayLearner):
                 return weighted_means(ranks, sums, total)
 
         with on_default_stream(self.adapter.module.device):
-            return self.between_steps(means)
+            return self.between_steps(means) or {}
 
     def finish(self) -> None:
         """Complete all pending work. All ranks then hold the final model, with buffers synchronized

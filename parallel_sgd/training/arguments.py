@@ -7,6 +7,7 @@ from typing import Any
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
+from ..errors import SharedError
 from ..local_step import UpdateRule
 from ..options import all_options, values_of
 from ..parameters import Parameters
@@ -58,6 +59,7 @@ class AgreedArguments:
 
     Args:
         options: the learner's.
+        number: of the learner among those of its communicator.
 
     Attributes:
         options: as plain numbers, after the first comparison.
@@ -65,8 +67,8 @@ class AgreedArguments:
         generation: of the ranks, at the latest comparison.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options, self.generation = options, 0
+    def __init__(self, options: Options, number: int) -> None:
+        self.options, self.generation, self._number = options, 0, number
         self.choices: dict[str, Any] = {}
         self._are_compared = False
 
@@ -75,15 +77,23 @@ class AgreedArguments:
         Collective. Choices are carried over to ranks that join.
 
         Raises:
-            SharedError: on all ranks, if an argument is invalid on any rank, or the ranks disagree.
+            SharedError: on all ranks, if an argument is invalid on any rank, or the ranks disagree;
+                or if the ranks recover different learners.
         """
-        held = world.allgather_object((self._are_compared, self.choices, self.generation))
-        self.generation = max(generation for _, _, generation in held)
-        if not all(are_compared for are_compared, _, _ in held):
+        own = self._number, self._are_compared, self.choices, self.generation
+        numbers, compared, choices, generations = zip(*world.allgather_object(own), strict=True)
+        if len(set(numbers)) > 1:
+            raise SharedError(
+                "a rank has failed, and the remaining ranks cannot continue, because they are in "
+                f"different learners, numbers {list(numbers)}: with --survive, train a single "
+                "learner at a time"
+            )
+        self.generation = max(generations)
+        if not all(compared):
             adapter.prepare(world)
             self.options = agree(world, adapter, algorithm, self.options)
             self.generation = world.generation
-        self.choices = next((choices for _, choices, _ in held if choices), {})
+        self.choices = next(filter(None, choices), {})
         self._are_compared = True
 
 

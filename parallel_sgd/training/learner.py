@@ -143,7 +143,7 @@ class Learner(FixedAttributes):
         require_communicator(comm)
         comm.require_whole()
         self.adapter, self.algorithm, self.world = adapter, algorithm, comm
-        self.agreed = AgreedArguments(options)
+        self.agreed = AgreedArguments(options, comm.learners)
         self.access, self.skipped = ModelAccess(), Skipped()
         self.timer = StepTimer(comm, lambda: self.bytes_sent)
         self.recovery: Recovery = NoRecovery()
@@ -243,14 +243,18 @@ class Learner(FixedAttributes):
         Sources meet so. Collective."""
         return self.recovery.run(function)
 
-    def between_steps(self, function: Callable[[], Result]) -> Result:
+    def between_steps(self, function: Callable[[], Result]) -> Result | None:
         """Run a collective function without steps, such as an evaluation of your own; rerun the
         function after a rank failure during the call. Collective.
 
         Args:
-            function: takes no arguments. Training may have rolled back before a rerun.
+            function: takes no arguments.
         Returns:
-            The function's result, once all remaining ranks have completed the function.
+            The function's result, once all remaining ranks have completed the function. None if
+            training has rolled back to before the call, as `step` returns 0: some ranks may not
+            have come to the call. Go on with the loop, which calls again at the same place. Within
+            `surviving`, its function is rerun instead. With parameter servers nothing is rolled
+            back, and every call has a result.
         """
         return self.recovery.commit_after(function)
 

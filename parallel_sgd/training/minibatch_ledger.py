@@ -76,7 +76,7 @@ class MinibatchLedger:
         self._skipped = 0  # samples of all ranks, issued in the stepping thread
         self._any_abandoned = False
         self._rewound = False  # since then the ranks' prefetching may differ
-        self._steps_in: int | None = None  # thread that took the latest minibatch
+        self._steps_in: int | None = None  # thread that took the latest minibatch, or discarded it
         self.feed: Pass | None = None  #: the current pass of a source
         self._fed = False  # True from the start of a source on, unless left early
         self.steps = 0  #: steps begun
@@ -238,6 +238,7 @@ class MinibatchLedger:
                 "minibatches (take a step for each minibatch, or use a DataLoader with "
                 "num_workers=0)"
             )
+        self._steps_in = get_ident()
         return True
 
     @property

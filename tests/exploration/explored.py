@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
 from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table, saving_rows
 from explored_sessions import SAMPLES, session
 from explored_training import (
+    GoingBack,
     TrainingCheck,
     agreeing_before,
+    check_in_turn,
+    in_turn,
     loop_of_its_own,
     saving,
     training,
@@ -71,18 +75,25 @@ def served(program: Program, servers: int, check: dict[str, Any], **options: Any
     )
 
 
-def pushes(
-    servers: int, check: dict[str, Any] | None = None, *, gathers: bool = False, **given: Any
-) -> Configuration:
+def pushes(servers: int, check: dict[str, Any] | None = None, **given: Any) -> Configuration:
     """Workers that add, each a number of its own."""
     options = {name: given.pop(name) for name in ("ranks", "faults", "spares") if name in given}
+    of_program = {name: given.pop(name) for name in ("gathers", "surviving") if name in given}
     algorithm = psgd.DataParallelASGD(servers=servers, **({"sync_steps": 1} | given))
     checks = {"exact": True} if check is None else check
-    program = adding(algorithm, warm=checks.get("warm", 0), gathers=gathers)
+    program = adding(algorithm, warm=checks.get("warm", 0), **of_program)
     return served(program, servers, checks, **options)
 
 
 SYNC, MOMENTUM = psgd.DataParallelSGD, psgd.MomentumSGD(lr=0.01)
+GROWING = psgd.schedules.Steps({0: 0.05, SAMPLES: 50.0})
+"""The model becomes worse half-way."""
+PATIENT = {"patience": 1, "restore_best": True}
+REDUCE = psgd.NotFinitePolicy(not_finite="reduce", not_finite_keep_every=12)
+AUTO_RATE = psgd.AutoLearningRate(reduce_learn_rate_if_improve_less_than=0.01)
+AUTO_SIZE = psgd.AutoMinibatchSize(minibatch_size_tuning_max=12, trial_samples=24)
+LONG_TRIALS = psgd.AutoMinibatchSize(minibatch_size_tuning_max=12, trial_samples=100)
+LIMITED_RATE = psgd.AutoLearningRate(learn_rate_adjust_interval=2, min_learn_rate=10.0)
 
 CONFIGURATIONS: dict[str, Configuration] = {
     "sync": learner(SYNC(), MOMENTUM, exact=True),
@@ -91,6 +102,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
         lambda: (loop_of_its_own(SYNC()), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 2, "may_fail": False},
     ),
+    "sync, compared": learner(SYNC(), MOMENTUM, exact=True, compares=True),
+    "sync, compared, spare": learner(SYNC(), MOMENTUM, exact=True, compares=True, spares=1),
+    "sync, surviving": learner(SYNC(), MOMENTUM, exact=True, compares=True, surviving=True),
+    "sync, surviving, spare": learner(
+        SYNC(), MOMENTUM, exact=True, compares=True, surviving=True, spares=1
+    ),
     "sync, agreed before, spare": Configuration(
         lambda: (agreeing_before(training(SYNC(), MOMENTUM)), TrainingCheck(exact=True)),
         {"ranks": 4, "faults": 1, "spares": 1},
@@ -98,6 +115,20 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "sync, saves": Configuration(saving, {"ranks": 3, "faults": 2, "may_fail": False}),
     "sync, saves, spare": Configuration(
         saving, {"ranks": 3, "faults": 1, "spares": 1, "may_fail": False}
+    ),
+    "sync, goes back": Configuration(
+        partial(saving, GoingBack), {"ranks": 3, "faults": 2, "may_fail": False}
+    ),
+    "two learners": Configuration(
+        lambda: (in_turn(SYNC(), psgd.ModelAveragingSGD(sync_steps=2)), check_in_turn),
+        {"ranks": 3, "faults": 1},
+    ),
+    "two learners, every rank serves": Configuration(
+        lambda: (
+            in_turn(SYNC(), psgd.DataParallelASGD(servers=0, sync_steps=1, min_block=10)),
+            check_in_turn,
+        ),
+        {"ranks": 3, "faults": 1},
     ),
     "sync, ahead": learner(SYNC(), MOMENTUM, exact=True, ahead=True),
     "sync, spare": learner(SYNC(), MOMENTUM, exact=True, spares=1),
@@ -125,6 +156,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "PowerSGD": learner(psgd.PowerSGD(rank=2), dtype="float32"),
     "model averaging": learner(psgd.ModelAveragingSGD(sync_steps=2)),
     "model averaging, spare": learner(psgd.ModelAveragingSGD(sync_steps=3), spares=1),
+    "model averaging, compared": learner(psgd.ModelAveragingSGD(sync_steps=3), compares=True),
     "model averaging, samples": learner(psgd.ModelAveragingSGD(sync_period=2)),
     "block momentum": learner(psgd.BlockMomentumSGD(sync_steps=3)),
     "block momentum, overlap, 8 bits": learner(
@@ -141,6 +173,8 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "2 servers": pushes(2, min_block=10),
     "2 servers, spare": pushes(2, min_block=10, spares=1),
     "2 servers, gathered": pushes(2, gathers=True, min_block=10),
+    "2 servers, surviving": pushes(2, gathers=True, surviving=True, min_block=10),
+    "2 servers, surviving, spare": pushes(2, surviving=True, min_block=10, spares=1),
     "bounded": pushes(2, mode="bounded", staleness=1, min_block=10),
     "updates": pushes(2, sync_steps=2, currency="deltas", min_block=10),
     "geo": pushes(1, sync_steps=3, mode="geo", currency="deltas", merge="sum"),
@@ -181,15 +215,91 @@ CONFIGURATIONS: dict[str, Configuration] = {
                 "best model",
                 "ranks",
                 0,
-                {
-                    "rates": psgd.schedules.Steps({0: 0.05, SAMPLES: 50.0}),
-                    "check": {"last": False},
-                },
+                {"rates": GROWING, "check": {"last": False}},
             ),
         ]
     },
+    **{
+        f"session, {name}": Configuration(
+            session(SYNC(), check, **of_session), {"ranks": 3, "faults": 2, "spares": 1}
+        )
+        for name, check, of_session in [
+            ("skip", {}, {"nan_at": 54, "options": {"not_finite": "skip"}}),
+            ("reduce", {}, {"nan_at": 54, "above": 0.6, "options": {"not_finite": REDUCE}}),
+            (
+                "reduce twice",
+                {"exact": False},
+                {"nan_at": 54, "above": 0.3, "options": {"not_finite": REDUCE}},
+            ),
+            (
+                "automatic rate",
+                {},
+                {"nan_at": 54, "above": 0.9, "options": {"auto_learning_rate": AUTO_RATE}},
+            ),
+            (
+                "automatic rate, small at last",
+                {"last": False},
+                {"rates": GROWING, "options": {"auto_learning_rate": LIMITED_RATE}},
+            ),
+            ("automatic size", {}, {"options": {"auto_minibatch_size": AUTO_SIZE}}),
+            ("automatic size, all data", {}, {"options": {"auto_minibatch_size": LONG_TRIALS}}),
+            (
+                "automatic size, reduce",
+                {},
+                {
+                    "nan_at": 66,
+                    "above": 0.6,
+                    "options": {"auto_minibatch_size": AUTO_SIZE, "not_finite": REDUCE},
+                },
+            ),
+            ("ended by a callback", {"last": False}, {"ends_at": 90}),
+            ("ended by patience", {"last": False}, {"validation": PATIENT, "rates": GROWING}),
+            ("not validated, resumed", {}, {"resumed": True, "validation": None, "calls": False}),
+        ]
+    },
+    "session, nothing saved": Configuration(  # more ranks are left than are launched here: one
+        session(
+            SYNC(),
+            {"last": False},
+            saves=False,
+            validation=None,
+            options={"started": lambda learner: None},
+        ),
+        {"ranks": 3, "faults": 1, "spares": 1},
+    ),
+    "session, warm start": Configuration(
+        session(psgd.ModelAveragingSGD(sync_steps=4, distributed_after=24), {"exact": False}),
+        {"ranks": 3, "faults": 2, "kinds": ("ranks", "files")},
+    ),
+    "session, sync servers, automatic rate": Configuration(
+        session(
+            psgd.DataParallelASGD(servers=1, sync_steps=1, mode="sync", currency="deltas"),
+            {"exact": False, "rows": False, "last": False},
+            rates=GROWING,
+            options={"auto_learning_rate": AUTO_RATE},
+            calls=False,
+        ),
+        {"ranks": 4, "faults": 1, "may_fail": True},
+    ),
+    "session, servers, warm start": Configuration(
+        session(
+            psgd.DataParallelASGD(servers=1, sync_steps=1, distributed_after=24),
+            {"exact": False, "rows": False},
+            validation={},
+            calls=False,
+        ),
+        {"ranks": 4, "faults": 1, "spares": 1, "may_fail": False},
+    ),
     "session, model averaging": Configuration(
         session(psgd.ModelAveragingSGD(sync_steps=4), {"exact": False}),
+        {"ranks": 3, "faults": 2, "kinds": ("ranks", "files")},
+    ),
+    "session, every rank serves": Configuration(
+        session(
+            psgd.DataParallelASGD(servers=0, sync_steps=1, min_block=1),
+            {"exact": False},
+            validation={"restore_best": False},
+        ),
         {"ranks": 3, "faults": 2, "kinds": ("ranks", "files")},
     ),
     **{
@@ -205,7 +315,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
                 "servers",
                 psgd.DataParallelASGD(servers=1, sync_steps=1),
                 {"exact": False},
-                {"restore_best": False},
+                {"validation": {"restore_best": False}},
             ),
         ]
         for name, options in [

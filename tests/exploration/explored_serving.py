@@ -42,13 +42,14 @@ class Served:
 
 
 def adding(
-    algorithm: Any, *, warm: int = 0, gathers: bool = False
+    algorithm: Any, *, warm: int = 0, gathers: bool = False, surviving: bool = False
 ) -> Callable[[Communicator], Served]:
     """In every step the worker on rank k adds BASE^k to every value.
 
     Args:
         warm: steps in which all workers add 1 together, before.
         gathers: the workers gather something half-way.
+        surviving: the steps are a function of `Learner.surviving`, called by servers, too.
     """
 
     def program(comm: Communicator) -> Served:
@@ -59,13 +60,18 @@ def adding(
             while not learner.serves and learner.samples < warm:
                 learner.gradient.flat[...] = -1.0
                 together += learner.step(1)
-            while not learner.serves and taken < STEPS:
-                learner.gradient.flat[...] = -float(BASE**rank)
-                has_stepped = learner.step(1) > 0  # a failure may undo it
-                taken += has_stepped
-                if gathers and has_stepped and taken == STEPS // 2:
-                    learner.surviving(lambda: learner.comm.allgather_object(rank))
-                    learner.between_steps(lambda: learner.comm.allgather_object(rank))
+
+            def train() -> None:
+                nonlocal taken
+                while not learner.serves and taken < STEPS:
+                    learner.gradient.flat[...] = -float(BASE**rank)
+                    has_stepped = learner.step(1) > 0  # a failure may undo it
+                    taken += has_stepped
+                    if gathers and has_stepped and taken == STEPS // 2:
+                        learner.surviving(lambda: learner.comm.allgather_object(rank))
+                        learner.between_steps(lambda: learner.comm.allgather_object(rank))
+
+            learner.surviving(train) if surviving else train()
             learner.finish()
             recovery = (learner.report() or {})["recovery"]
             return Served(

@@ -14,6 +14,7 @@ import numpy as np
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator, simulate
+from parallel_sgd.errors import SharedError, SharedPeerFailure
 from parallel_sgd.testing import Outcome
 from parallel_sgd.training.checkpoint.files import PART, checkpoints_in, require_whole
 
@@ -22,6 +23,28 @@ TOTAL = SAMPLES * EPOCHS
 
 X = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
 DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
+
+
+class Perceptron(psgd.models.MLP):
+    """A linear model whose gradient is NaN on rank 0 at one place in the data.
+
+    Args:
+        nan_at: samples at the place, or None.
+        above: and while the factor on the learning rate is larger than this.
+    """
+
+    def __init__(self, nan_at: int | None, above: float) -> None:
+        super().__init__([4, 3], seed=1, dtype=np.float64)
+        self.nan_at, self.above = nan_at, above
+        self.learner: psgd.Learner | None = None
+
+    def gradient(self, *given: Any, out: psgd.Parameters, **options: Any) -> float:
+        loss, learner = super().gradient(*given, out=out, **options), self.learner
+        assert learner is not None
+        here = learner.samples == self.nan_at and learner.comm.rank == 0
+        if here and learner.local_step.state.lr_factor > self.above:
+            out.flat[0] = np.nan
+        return loss
 
 
 @dataclass
@@ -49,20 +72,46 @@ class Session:
         algorithm: of the learner.
         rates: of the learning rate, by samples.
         options: of the session.
+        validation: options of its cross-validation, or None.
         resumed: the session begins with a checkpoint half-way.
-        restore_best: it ends with its best model.
+        saves: it writes checkpoints.
+        calls: it has a callback, which all ranks call.
+        ends_at: samples at which the callback ends it, or None.
+        nan_at, above: of `Perceptron`.
     """
 
     algorithm: Any
     rates: Any = 0.05
     options: dict[str, Any] = field(default_factory=dict)
+    validation: dict[str, Any] | None = field(default_factory=lambda: {"restore_best": True})
     resumed: bool = False
-    restore_best: bool = True
+    saves: bool = True
+    calls: bool = True
+    ends_at: int | None = None
+    nan_at: int | None = None
+    above: float = 0.0
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
 
     def __call__(self, comm: Communicator, *, resume: bool = True, epochs: int = EPOCHS) -> Ran:
+        try:
+            return self.run(comm, resume, epochs)
+        except SharedError as error:  # servers know the line of the workers alone
+            if str(error).startswith("a rank has failed"):
+                raise SharedPeerFailure(str(error)) from error
+            raise
+
+    def run(self, comm: Communicator, resume: bool, epochs: int) -> Ran:
         again = any(checkpoints_in(self.folder / "checkpoints"))
-        model, called = psgd.models.MLP([4, 3], seed=1, dtype=np.float64), list[int]()
+        model, called = Perceptron(self.nan_at, self.above), list[int]()
+        checkpoints = psgd.CheckpointConfig(
+            folder=self.folder / "checkpoints", every=24, resume=resume, keep=2
+        )
+        validation = {"data": DATA, "every": 30, "patience": 50} | (self.validation or {})
+
+        def row_made(row: psgd.Progress) -> bool:
+            called.append(row.samples)
+            return row.samples != self.ends_at
+
         with psgd.Learner(
             model.parameters,
             psgd.MomentumSGD(lr=self.rates),
@@ -70,19 +119,18 @@ class Session:
             comm,
             commit_every=3,
         ) as learner:
+            model.learner = learner
             rows = psgd.TrainingSession(
                 learner=learner,
                 objective=model,
                 train=DATA,
                 minibatch_size=SIZE,
                 epochs=epochs,
-                validation=psgd.CrossValidation(
-                    data=DATA, every=30, patience=50, restore_best=self.restore_best
-                ),
-                callbacks=[lambda row: called.append(row.samples)],
-                checkpoints=psgd.CheckpointConfig(
-                    folder=self.folder / "checkpoints", every=24, resume=resume, keep=2
-                ),
+                validation=psgd.CrossValidation(**validation)
+                if self.validation is not None
+                else None,
+                callbacks=[row_made] if self.calls else [],
+                checkpoints=checkpoints if self.saves else None,
                 folder=psgd.RunFolder(self.folder / "run", plot=False, resumed=again),
                 **self.options,
             ).run()
@@ -107,12 +155,14 @@ class SessionCheck:
         exact: the model is that of a session without faults, to rounding, also if an ended session
             is resumed on another number of ranks.
         last: the newest checkpoint is the one of the end.
+        rows: all ranks and the folder have the rows of a session without faults.
         ranks: numbers of ranks to resume on, in turn.
     """
 
     session: Session
     exact: bool = True
     last: bool = True
+    rows: bool = True
     ranks: tuple[int, ...] = (2, 3, 4)
     first: Ran | None = field(default=None, repr=False)
     count: int = 0
@@ -148,19 +198,29 @@ class SessionCheck:
         for one in left:
             if one.serves:
                 continue
-            assert one.rows == self.first.rows, f"rows at {one.rows}, not {self.first.rows}"
+            self.check_rows(one.rows)
             calls = [*dict.fromkeys(one.called)]  # once more after a failure
-            missing = len(one.rows) - len(calls)  # if it has joined
-            assert calls == one.rows[missing:], f"calls at {one.called}"
+            expected = [*dict.fromkeys(self.first.called)]
+            missing = len(expected) - len(calls)  # if it has joined
+            assert calls == expected[missing:], f"calls at {one.called}, not {expected}"
             assert np.array_equal(one.flat, left[0].flat) or left[0].serves, "replicas differ"
             if self.exact:
                 apart = np.abs(one.flat - self.first.flat).max()
                 assert apart < 1e-11, f"the model is {apart:.3g} away"
         lines = (self.session.folder / "run" / "metrics.jsonl").read_text().splitlines()
         logged = [json.loads(line)["samples"] for line in lines]
-        assert logged == self.first.rows, f"metrics at {logged}"
+        assert logged, "no metrics"
+        self.check_rows(logged)
         with np.load(self.session.folder / "run" / "model.npz") as saved:
             assert all(np.isfinite(saved[name]).all() for name in saved), "model.npz is wrong"
+
+    def check_rows(self, samples: list[int]) -> None:
+        """Check the samples of a rank's rows, or of the folder's."""
+        assert self.first is not None
+        if self.rows:
+            assert samples == self.first.rows, f"rows at {samples}, not {self.first.rows}"
+        else:
+            assert samples == sorted(samples), f"rows at {samples}"
 
     def resume(self) -> None:
         """Resume an ended session, on another number of ranks, to its end."""

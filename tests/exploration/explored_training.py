@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from parallel_sgd.training.checkpoint.files import checkpoints_in, require_whole
 N, MINIBATCH, EPOCHS = 23, 6, 2
 TOTAL = N * EPOCHS
 RATE = 1 / 64
+BETWEEN = 12, 18, 35, TOTAL  #: samples at which models are compared between two steps
 
 
 @dataclass
@@ -52,6 +55,8 @@ def training(
     constant: bool = False,
     ahead: bool = False,
     reports: bool = False,
+    compares: bool = False,
+    surviving: bool = False,
     **options: Any,
 ) -> Callable[[Communicator], Trained]:
     """What every rank does: pull the model towards the samples, each its part of them.
@@ -60,6 +65,8 @@ def training(
         constant: the gradients are the samples themselves, whole numbers, whatever the model is.
         ahead: whether the next minibatch is there before a step is taken with this one.
         reports: whether the learner reports its synchronizations.
+        compares: whether the ranks compare their common models between some steps.
+        surviving: whether the loop is a function of `Learner.surviving`, which compares once more.
         options: of the learner.
     """
     random = np.random.default_rng(0)
@@ -73,15 +80,26 @@ def training(
         source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
         given = {"commit_every": 3, "sync_perf_stats": 2 if reports else 0} | options
         with psgd.Learner(parameters, optimizer, algorithm, comm, **given) as learner:
-            trained, minibatches = 0, source.minibatches(learner)
-            if ahead:
-                minibatches = (minibatch for minibatch, _ in with_next(minibatches))
-            for inputs, _ in minibatches:
-                pull = inputs if constant else parameters.flat - inputs
-                learner.gradient.flat[...] = pull.sum(0)
-                if getattr(algorithm, "overlap", False) and len(inputs):
-                    learner.ready("b")
-                trained += learner.step(samples=len(inputs))
+            trained = 0
+
+            def train() -> None:
+                nonlocal trained
+                minibatches = source.minibatches(learner)
+                if ahead:
+                    minibatches = (minibatch for minibatch, _ in with_next(minibatches))
+                for inputs, _ in minibatches:
+                    pull = inputs if constant else parameters.flat - inputs
+                    learner.gradient.flat[...] = pull.sum(0)
+                    if getattr(algorithm, "overlap", False) and len(inputs):
+                        learner.ready("b")
+                    taken = learner.step(samples=len(inputs))
+                    trained += taken
+                    if compares and taken and learner.samples in BETWEEN:
+                        learner.between_steps(lambda: compare_models(learner))
+                        if surviving:
+                            compare_models(learner)
+
+            learner.surviving(train) if surviving else train()
             learner.finish()
             recovery = (learner.report() or {}).get("recovery", {})
             return Trained(
@@ -91,8 +109,18 @@ def training(
     return program
 
 
+def compare_models(learner: Any) -> None:
+    """Compare the common model of all ranks, and their clocks."""
+    with learner.evaluation():
+        models = learner.comm.allgather_object(learner.parameters.flat.tobytes())
+    clocks = learner.comm.allgather_object(learner.samples)
+    assert len(set(models)) == 1, "the common models differ between two steps"
+    assert len(set(clocks)) == 1, f"the clocks are {clocks} between two steps"
+
+
 def loop_of_its_own(algorithm: Any, **options: Any) -> Callable[[Communicator], Trained]:
-    """Training without a source: each minibatch follows from the learner's clock."""
+    """Training without a source: each minibatch follows from the learner's clock. Each half is to
+    survive failures, within the whole."""
     x = np.round(8 * np.random.default_rng(0).standard_normal((TOTAL, 300)))
 
     def program(comm: Communicator) -> Trained:
@@ -101,13 +129,17 @@ def loop_of_its_own(algorithm: Any, **options: Any) -> Callable[[Communicator], 
         with psgd.Learner(parameters, rule, algorithm, comm, commit_every=3, **options) as learner:
             trained = 0
 
-            def train() -> None:
+            def train_until(end: int) -> None:
                 nonlocal trained
-                while learner.samples < TOTAL:
-                    minibatch = x[learner.samples : learner.samples + MINIBATCH]
+                while learner.samples < end:
+                    minibatch = x[learner.samples : min(learner.samples + MINIBATCH, end)]
                     inputs = minibatch[learner.comm.rank :: learner.comm.size]
                     learner.gradient.flat[...] = inputs.sum(0)
                     trained += learner.step(samples=len(inputs))
+
+            def train() -> None:
+                for end in N, TOTAL:
+                    learner.surviving(partial(train_until, end))
 
             learner.surviving(train)
             learner.finish()
@@ -115,6 +147,47 @@ def loop_of_its_own(algorithm: Any, **options: Any) -> Callable[[Communicator], 
             return Trained(parameters.flat.copy(), learner.samples, trained, recovery)
 
     return program
+
+
+def in_turn(*algorithms: Any) -> Callable[[Communicator], list[np.ndarray] | str]:
+    """Training of several models in turn, a learner for each: not every failure is survived. Then
+    all ranks have the same error."""
+    x = np.round(8 * np.random.default_rng(0).standard_normal((TOTAL, 40)))
+
+    def train(comm: Communicator) -> list[np.ndarray]:
+        with ExitStack() as stack:
+            learners = []
+            for algorithm in algorithms:
+                parameters = psgd.Parameters({"W": np.zeros(40)})
+                learner = psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm)
+                learners.append(stack.enter_context(learner))
+            first = learners[0]
+            while first.samples < TOTAL:
+                inputs = x[first.samples : first.samples + MINIBATCH][comm.rank :: comm.size]
+                for learner in learners:
+                    learner.gradient.flat[...] = inputs.sum(0)
+                    learner.step(samples=len(inputs))
+            for learner in learners:
+                learner.finish()
+            return [learner.parameters.flat.copy() for learner in learners]
+
+    def program(comm: Communicator) -> list[np.ndarray] | str:
+        try:
+            return train(comm)
+        except psgd.UserError as error:
+            return str(error)
+
+    return program
+
+
+def check_in_turn(outcome: Outcome) -> None:
+    """All have the same error, which names learners; or the same models."""
+    first, *others = [result for result in outcome.results if result is not None]
+    if isinstance(first, str):
+        assert outcome.failed and "train a single learner at a time" in first, first
+        assert all(other == first for other in others), f"{others}, not {first}"
+    else:
+        assert all(np.array_equal(other, first) for other in others), "replicas differ"
 
 
 def residual_of(learner: Any) -> np.ndarray | None:
@@ -202,29 +275,54 @@ class TrainingCheck:
 class Saving:
     """Training that saves checkpoints in two folders, in its loop and after it."""
 
+    background: ClassVar = True  #: saves in its loop are written in the background
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
 
     def __call__(self, comm: Communicator) -> Trained:
-        x = np.random.default_rng(0).standard_normal((N, 40))
         parameters, algorithm = psgd.Parameters({"W": np.zeros(40)}), psgd.DataParallelSGD()
-        source = psgd.data.Source(x, np.zeros(N, int), minibatch_size=MINIBATCH, epochs=EPOCHS)
         with (
             psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm, commit_every=3) as learner,
             psgd.Checkpoints(self.folder / "a") as a,
             psgd.Checkpoints(self.folder / "b") as b,
         ):
-            trained = 0
-            for inputs, _ in source.minibatches(learner):
-                learner.gradient.flat[...] = (parameters.flat - inputs).sum(0)
-                taken = learner.step(samples=len(inputs))
-                trained += taken
-                if taken and learner.samples == N:
-                    a.save(learner)
+            x = np.random.default_rng(0).standard_normal((N, 40))
+            source = psgd.data.Source(x, np.zeros(N, int), minibatch_size=MINIBATCH, epochs=EPOCHS)
+            trained = self.train(learner, source, a)
             a.save(learner)
             b.save(learner)
             learner.finish()
             recovery = (learner.report() or {}).get("recovery", {})
             return Trained(parameters.flat.copy(), learner.samples, trained, recovery)
+
+    def train(self, learner: Any, source: psgd.data.Source, saved: psgd.Checkpoints) -> int:
+        """Train to the end, and save after the first epoch. Return the samples of all steps."""
+        return sum(self.steps(learner, source, saved))
+
+    def steps(
+        self, learner: Any, source: psgd.data.Source, saved: psgd.Checkpoints
+    ) -> Iterator[int]:
+        """Take steps to the end, and save after the first epoch. Yield the samples of each."""
+        for inputs, _ in source.minibatches(learner):
+            learner.gradient.flat[...] = (learner.parameters.flat - inputs).sum(0)
+            taken = learner.step(samples=len(inputs))
+            if taken and learner.samples == N:
+                saved.save(learner, background=self.background)
+            yield taken
+
+
+class GoingBack(Saving):
+    """Training that goes back once from the second epoch to the checkpoint of the first one."""
+
+    background = False  # a failure ends a write in the background
+
+    def train(self, learner: Any, source: psgd.data.Source, saved: psgd.Checkpoints) -> int:
+        loaded = None
+        while loaded is None:
+            for taken in self.steps(learner, source, saved):
+                if taken and learner.samples >= N + 2 * MINIBATCH:
+                    break
+            loaded = learner.between_steps(lambda: psgd.load_checkpoint(learner, saved.folder))
+        return sum(self.steps(learner, source, saved))
 
 
 @dataclass
@@ -244,8 +342,12 @@ class SavingCheck(TrainingCheck):
         shutil.rmtree(self.saving.folder)
         self.saving.folder = Path(tempfile.mkdtemp(prefix="explored-"))
 
+    def check_losses(self, left: list[Trained], failed: int) -> None:
+        if not isinstance(self.saving, GoingBack):  # it trains again without a failure
+            super().check_losses(left, failed)
 
-def saving() -> tuple[Saving, SavingCheck]:
+
+def saving(kind: type[Saving] = Saving) -> tuple[Saving, SavingCheck]:
     """Return a program that saves, and the check of its outcomes."""
-    made = Saving()
+    made = kind()
     return made, SavingCheck(exact=True, saving=made)

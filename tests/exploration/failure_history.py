@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,15 @@ TRAINED = [
 
 @dataclass(frozen=True)
 class Train:
-    """A pass over minibatches of these sizes."""
+    """A pass over minibatches of these sizes.
+
+    Attributes:
+        sizes: samples of all ranks.
+        looks: whether the common models are compared after each step.
+    """
 
     sizes: tuple[int, ...]
+    looks: bool = False
 
     def ends(self, begun: int) -> list[int]:
         """Return the clocks between the minibatches, from the beginning on."""
@@ -193,6 +200,8 @@ class FailingJob:
             trained = learner.step(len(x))
             went = learner.samples - before
             assert trained == went or trained == 0 >= went, f"{trained} samples: clock by {went}"
+            if train.looks and trained:
+                learner.between_steps(partial(self._evaluate, learner, learner.samples))
         end = begun + sum(train.sizes)
         assert learner.samples == end, f"the clock is {learner.samples}, not {end}"
 

@@ -20,6 +20,7 @@ from parallel_sgd.parameter_server.roles import ParameterServers
 from parallel_sgd.training import Learner
 from parallel_sgd.training.checkpoint import files
 from parallel_sgd.training.checkpoint.saver import Checkpoints
+from parallel_sgd.training.minibatch_ledger import MinibatchLedger
 from parallel_sgd.training.recovery.rollback import Rollback
 from parallel_sgd.training.recovery.server_failover import ServerFailover
 from parallel_sgd.training.session.best_model import BestModel
@@ -232,8 +233,53 @@ OLD_FAULTS = {
         "sync, a loop of its own",
         Rollback,
         "_try_commit",
-        "self._restored = sys.maxsize",
-        "pass",
+        "within, self._restored = self._restored, sys.maxsize",
+        "within = self._restored",
         seed=527,
+    ),
+    "a rank that has rolled back runs what others have not come to": OldFault(
+        "sync, compared",
+        Rollback,
+        "_commit_here",
+        "return None if self._restored < here else committed",
+        "if committed is not None:\n                return committed",
+    ),
+    "a rank goes on in a function that the others run again": OldFault(
+        "sync, surviving",
+        Rollback,
+        "_rerun_after",
+        "if self._completes and",
+        "if False and",
+    ),
+    "a rank that joins after the last step does not commit its pass": OldFault(
+        "sync, surviving, spare",
+        MinibatchLedger,
+        "take_discarded",
+        "self._steps_in = get_ident()",
+        "pass",
+        seed=100,
+    ),
+    "a rank agrees again on a session that others have begun": OldFault(
+        "session, not validated, resumed",
+        TrainingRun,
+        "__init__",
+        "if all(self.comm.allgather_object(agreed)):",
+        "if agreed:",
+        seed=100,
+    ),
+    "workers go on from different models if a failure ends a restoration": OldFault(
+        "session, sync servers, automatic rate",
+        BestModel,
+        "_restore_best",
+        "if any(self._learner.comm.allgather_object(has_begun)):",
+        "if False:",
+    ),
+    "a failure as the best model is restored leaves half of a row's consequences": OldFault(
+        "session, automatic rate",
+        BestModel,
+        "adjust",
+        "with self._learner.recovery.pause():",
+        "if True:",
+        seed=10,
     ),
 }

@@ -40,10 +40,10 @@ class FailureHistory(RuleBasedStateMachine):
         self.trained, self.commit_every = TRAINED[trained], commit_every
         self.ranks, self.spares, self.seed, self.resumes_on = ranks, spares, seed, resumes_on
 
-    @rule(sizes=SIZES, fails=FAILS)
-    def train(self, sizes, fails):
+    @rule(sizes=SIZES, looks=st.booleans(), fails=FAILS)
+    def train(self, sizes, looks, fails):
         self._fail(fails)
-        self.operations.append(Train(tuple(sizes)))
+        self.operations.append(Train(tuple(sizes), looks))
 
     @rule(kind=st.sampled_from(["look", "load", "finish"]), fails=FAILS)
     def do(self, kind, fails):

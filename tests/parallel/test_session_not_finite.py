@@ -160,6 +160,13 @@ def test_what_does_not_help_ends_training(comm, what):
             },
             "not_finite='reduce' must not be given with DataParallelASGD",
         ),
+        (
+            {
+                "not_finite": "reduce",
+                "algorithm": psgd.DataParallelASGD(servers=0, mode="sync", currency="deltas"),
+            },
+            "not_finite='reduce' must not be given with DataParallelASGD, whose servers end",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:servers=0")

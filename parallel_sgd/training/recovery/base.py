@@ -78,15 +78,13 @@ class Recovery(ABC):
         """
 
     @abstractmethod
-    def commit_after(self, function: Callable[[], Result]) -> Result:
-        """Run a function that takes no step, until all ranks have completed the function together.
-
-        Collective. Training may have rolled back between two runs.
-        """
+    def commit_after(self, function: Callable[[], Result]) -> Result | None:
+        """Run a function that takes no step, until all ranks have completed it together, or
+        training has rolled back to before: then return None. Collective."""
 
     def commit_once(self, function: Callable[[], object]) -> bool:
-        """Run a function that takes no step, until all ranks have completed it together, or
-        training has rolled back to before: then return False. Collective."""
+        """The same in a session, or for a function without a result: return False if training has
+        rolled back to before. Collective."""
         return self.attempt(function)
 
     @abstractmethod
@@ -145,7 +143,7 @@ class Recovery(ABC):
         Return False if ranks have failed, and the session has to continue. Collective.
         """
         self.leave_session()
-        return self.end_pass()
+        return True
 
     def leave_session(self) -> None:
         """Leave the session, complete or not. Local."""

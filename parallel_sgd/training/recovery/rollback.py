@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ...communication import retry
 from ...communication.stderr import write_stderr
-from ...errors import RanksLost
+from ...errors import RanksChanged, RanksLost
 from ...state import Cause, StateReplaced
 from ..state.reshard import stripe_sizes
 from ..state.state_tree import restore_state, unflatten
@@ -66,7 +66,7 @@ class Rollback(Reconfiguring):
         self._taken = 0  # snapshots so far, equal on all ranks
         self._steps = 0  # since the latest snapshot
         self._trained = 0  # samples at the latest failure, with those trained on again
-        self._restored = sys.maxsize  # earliest snapshot restored since the latest commit
+        self._restored = sys.maxsize  # earliest snapshot restored during a commit
         self._paused = self._completes = False
         self._may_invite = True  # standby ranks, with a recovery of its own
         self._is_final = False  # the restored snapshot is the final model
@@ -95,7 +95,10 @@ class Rollback(Reconfiguring):
             return self.run(function)
         self._completes = True
         try:
-            return self.commit_after(lambda: self.run(function))
+            while True:
+                committed = self._try_commit(lambda: self.run(function))
+                if committed is not None:
+                    return committed[0]
         finally:
             self._completes = False
 
@@ -123,24 +126,21 @@ class Rollback(Reconfiguring):
 
         return self.attempt(taken)
 
-    def commit_after(self, function: Callable[[], Result]) -> Result:
-        while True:
-            committed = self._try_commit(function)
-            if committed is not None:
-                return committed[0]
+    def commit_after(self, function: Callable[[], Result]) -> Result | None:
+        committed = self._commit_here(function)
+        return committed[0] if committed else None
 
     def commit_once(self, function: Callable[[], object]) -> bool:
         """See `Recovery`. In a session a failure ends the save, and the session begins again."""
         if self.in_session:
             return self.attempt(function)
-        before = self._learner.samples
-        while self._learner.samples == before:
-            if self._try_commit(function) is not None:
-                return True
-        return False
+        return self._commit_here(function) is not None
 
     def end_pass(self) -> bool:
-        return self._try_commit(lambda: None) is not None
+        rollbacks = self.rollbacks
+        committed = self._try_commit(lambda: None)
+        self._rerun_after(rollbacks)
+        return committed is not None
 
     def finish(self, complete: Callable[[], object]) -> None:
         def completed() -> None:
@@ -149,6 +149,25 @@ class Rollback(Reconfiguring):
 
         while self._try_commit(completed, final=True) is None:
             pass
+
+    def _commit_here(self, function: Callable[[], Result]) -> tuple[Result] | None:
+        """Run a function, then commit, repeatedly after failures. Return None if training has
+        rolled back to before: some ranks may not have taken the latest step, and get here again.
+        """
+        while True:
+            latest, rollbacks = self._taken - 1, self.rollbacks
+            here = latest if self._steps == 0 else latest + 1  # the first snapshot of this place
+            self._restored = sys.maxsize
+            committed = self._try_commit(function)
+            if self._restored < here or committed is not None:
+                self._rerun_after(rollbacks)
+                return None if self._restored < here else committed
+
+    def _rerun_after(self, rollbacks: int) -> None:
+        """Rerun the function of `complete` if training has rolled back meanwhile: ranks past the
+        commit, which have failed in later work of the function, rerun it."""
+        if self._completes and self.rollbacks > rollbacks:
+            raise RanksChanged
 
     def _try_commit(
         self, function: Callable[[], Result], *, final: bool = False
@@ -163,14 +182,14 @@ class Rollback(Reconfiguring):
         All ranks meet between two commits: otherwise the ranks might have no snapshot in common. In
         a session a failure is raised, and all ranks begin the session again.
         """
-        number = None
+        number, within = None, sys.maxsize
         try:
             result = function()
             algorithm = self._learner.runner.algorithm
             has_met = self._steps > 0 and algorithm.synchronizes_every_step  # since the last commit
             if not (has_met or self._paused):
                 self._learner.meet()
-            self._restored = sys.maxsize  # a rollback within the function does not count
+            within, self._restored = self._restored, sys.maxsize  # rollbacks within the function
             self._commit(final)
             number = None if self._paused else self._taken - 1
             self._learner.meet()
@@ -182,6 +201,8 @@ class Rollback(Reconfiguring):
             self.recover(allow_join=False)  # a rank that joins would not reach this point
             stands = number is not None and self._restored >= number
             return (result,) if stands else None
+        finally:
+            self._restored = min(self._restored, within)
 
     # Snapshots.
 
@@ -189,6 +210,10 @@ class Rollback(Reconfiguring):
         super().begin_session(session_state)
         self._read_session_state = session_state
         return self._session_state
+
+    def end_session(self) -> bool:
+        self.leave_session()
+        return self._try_commit(lambda: None) is not None
 
     def leave_session(self) -> None:
         super().leave_session()
@@ -218,9 +243,11 @@ class Rollback(Reconfiguring):
             self._take_snapshot(final, self._read_session_state())
 
     def state_replaced(self, event: StateReplaced) -> None:
-        if self._paused or event.ranks_changed:
+        if event.ranks_changed:
             return
         self._is_final, self._trained = False, 0
+        if self._paused:
+            return
         if self._steps == 0:
             self._learner.world.barrier()  # see `_try_commit`
         self.commit()

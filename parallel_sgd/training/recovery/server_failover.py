@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...communication import RanksChanged, retry
+from ...communication import retry
 from ...communication.stderr import write_stderr
 from ...errors import PeerFailure, RanksLost, SharedPeerFailure
 from ...kernels import array_module, on_host
@@ -106,9 +106,6 @@ class ServerFailover(Reconfiguring):
         def called() -> Result:
             try:
                 return function()
-            except RanksChanged:
-                self._calls += 1
-                raise
             except Exception as error:
                 self._require_recoverable(error)
                 if not self.in_session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ...errors import SharedPeerFailure
 from ..learner import Learner
 from ..recovery.snapshot import Snapshot
 from .options import SessionOptions
@@ -47,13 +48,25 @@ class BestModel:
         self._learner.recovery.collective(lambda: self._best.take(self._learner))
 
     def _restore_best(self) -> bool:
-        """Restore the best model, if these ranks can. Return whether they have. Collective."""
+        """Restore the best model, if these ranks can. Return whether they have. Collective.
+
+        Raises:
+            SharedPeerFailure: a rank has failed meanwhile, and some workers and servers have
+                restored their parts already.
+        """
+        has_begun = False
 
         def restore() -> bool:
-            can_restore = self._best.can_restore(self._learner)
-            if can_restore:
+            nonlocal has_begun
+            if any(self._learner.comm.allgather_object(has_begun)):
+                raise SharedPeerFailure(
+                    "a rank has failed while the best model was restored on workers and servers: "
+                    "restart from a checkpoint (parallel-sgd run --restarts)"
+                )
+            has_begun = self._best.can_restore(self._learner)
+            if has_begun:
                 self._best.restore(self._learner)
-            return can_restore
+            return has_begun
 
         return self._learner.recovery.collective(restore)
 
@@ -134,7 +147,9 @@ class BestModel:
         if last or self.ended:
             self.ends_with_best = True
             return row, False
-        if not self._restore_best():
+        with self._learner.recovery.pause():  # until the session's own state is complete
+            restored = self._restore_best()
+        if not restored:
             state.latest = criterion
             event = "best model not restored: a rank with a part of it has failed"
             return row.with_event(event), False

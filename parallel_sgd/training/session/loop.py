@@ -60,7 +60,10 @@ class TrainingRun:
         self._facts: dict[str, Any] | None = None  # the same on all ranks, once they have agreed
         self.minibatches: SessionMinibatches
         generation = learner.agreed.generation
-        if before is not None and kept is not None and kept.generation == generation:
+        agreed = before is not None and kept is not None and kept.generation == generation
+        # Some ranks may have failed in agreements that others have completed.
+        if all(self.comm.allgather_object(agreed)):
+            assert before is not None
             self.minibatches, self._facts = before.minibatches, before._facts
             self.minibatches.tuned_size = lambda: self.state.size
         else:

@@ -40,11 +40,10 @@ class NonFiniteRunner:
         self._asked = policy is not None
         if self._policy.not_finite == "skip":
             require_can_skip(learner.algorithm)
-        self.reduces = self._policy.not_finite == "reduce"
+        self.reduces = self._policy.reduces
         self._before = skipped.skips, skipped.most, skipped.option
         self._reported = skipped.minibatches
         self._snapshots: list[tuple[Snapshot, int, tuple[float, int]]] = []  # newest first
-        self._group: object = None  #: the ranks of the snapshots
         self._failed_at, self._in_a_row, self._past_failure = -1, 0, True
 
     def __enter__(self) -> NonFiniteRunner:
@@ -87,17 +86,13 @@ class NonFiniteRunner:
             return
         every = self._policy.not_finite_keep_every
         every = every or KEEP_EVERY * minibatches.size_after(learner.samples)
-        same = self._group is learner.group
-        if before is not None and same and not minibatches.crossed(before, every):
+        if before is not None and not minibatches.crossed(before, every):
             return
         momenta = learner.local_step.state.buffers.values()
         problem = problem_with(learner.parameters.flat, name="model")
         for vector in momenta:
             problem = problem or problem_with(vector, name="optimizer's state")
         learner.group.agree(self._skipped.problem(problem), 0)
-        if self._group is not learner.group:  # after a failure the ranks' shards differ
-            self._group = learner.group
-            self._snapshots.clear()
         snapshot = self._snapshots.pop()[0] if len(self._snapshots) == 2 else Snapshot()
         snapshot.take(learner)
         self._snapshots.insert(0, (snapshot, learner.samples, (state.loss, state.count)))
@@ -112,8 +107,6 @@ class NonFiniteRunner:
             DivergedError: too many failures in a row.
         """
         learner, policy = self._learner, self._policy
-        if self._group is not learner.group or not self._snapshots:
-            raise error
         now = learner.samples
         self._in_a_row = self._in_a_row + 1 if now <= self._failed_at else 1
         self._failed_at = max(now, self._failed_at)
@@ -128,7 +121,8 @@ class NonFiniteRunner:
         self._past_failure = False
         snapshot, samples, (state.loss, state.count) = self._snapshots[0]
         learner.runner.failed = False
-        snapshot.restore(learner)
+        with learner.recovery.pause():  # until the session's own state is complete
+            snapshot.restore(learner)
         state.factor *= policy.not_finite_factor
         factor = policy.not_finite_factor
         return f"learning rate times {factor:g}; restored the state of {samples} samples", samples

@@ -60,9 +60,13 @@ class NotFinitePolicy(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reduces = self.not_finite == "reduce"
-        self.require_use("not_finite_factor", reduces, "not_finite='reduce'")
-        self.require_use("not_finite_keep_every", reduces, "not_finite='reduce'")
+        self.require_use("not_finite_factor", self.reduces, "not_finite='reduce'")
+        self.require_use("not_finite_keep_every", self.reduces, "not_finite='reduce'")
+
+    @property
+    def reduces(self) -> bool:
+        """Return whether training goes on at a lower learning rate. Local."""
+        return self.not_finite == "reduce"
 
 
 KINDS = {
@@ -163,7 +167,13 @@ class SessionOptions:
             for name in ("auto_minibatch_size", "auto_learning_rate", "rate_follows")
             if getattr(self, name) is not None
         ]
-        if isinstance(self.not_finite, NotFinitePolicy) and self.not_finite.not_finite == "reduce":
+        reduces = isinstance(self.not_finite, NotFinitePolicy) and self.not_finite.reduces
+        if reduces and not algorithm.roles.together:
+            raise UserError(
+                f"not_finite='reduce' must not be given with {type(algorithm).__name__}, whose "
+                "servers end at numbers that are not finite"
+            )
+        if reduces:
             adjusted.append("not_finite='reduce'")
         on_servers = algorithm.optimizer_on_servers or bool(getattr(algorithm, "tables", None))
         if adjusted and (algorithm.asynchronous or on_servers):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...communication import RanksChanged
 from ...communication.liveness.rank_status import Status, report_status
-from ...errors import RanksLost, SharedError, SharedProblem
+from ...errors import RanksLost, SharedError, SharedProblem, UserError
 from ..learner import require_learner
 from ..recovery.snapshot import Snapshot
 from .loop import TrainingRun
@@ -124,7 +124,8 @@ class TrainingSession(SessionOptions):
             return recovery.run(attempt)
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.runner.failed:
-                with suppress(RanksLost):  # a rank has failed meanwhile
+                # RanksLost: a rank has failed meanwhile. UserError: the same problem.
+                with suppress(RanksLost, UserError):
                     self.learner.fail(SharedProblem(error))  # inform the servers
             raise
         finally:
