@@ -244,6 +244,22 @@ OLD_FAULTS = {
         "return None if self._restored < here else committed",
         "if committed is not None:\n                return committed",
     ),
+    "a snapshot counts as restored although its recovery has failed": OldFault(
+        "sync, surviving",
+        Rollback,
+        "_rejoin",
+        "own = held.get(number)",
+        "self._restored = min(self._restored, place)\n    own = held.get(number)",
+        seed=20261128920450,
+    ),
+    "a snapshot of the same place counts as an earlier one": OldFault(
+        "sync, surviving",
+        Rollback,
+        "_rejoin",
+        "self._take_snapshot(shared.final, self._session_state, place)",
+        "self._take_snapshot(shared.final, self._session_state)",
+        seed=20261128920000,
+    ),
     "a rank goes on in a function that the others run again": OldFault(
         "sync, surviving",
         Rollback,

@@ -64,9 +64,10 @@ class Rollback(Reconfiguring):
         self._every = commit_every
         self._snapshots = (Snapshot(), Snapshot())
         self._taken = 0  # snapshots so far, equal on all ranks
+        self._place = 0  # of the latest snapshot: see `Snapshot`
         self._steps = 0  # since the latest snapshot
         self._trained = 0  # samples at the latest failure, with those trained on again
-        self._restored = sys.maxsize  # earliest snapshot restored during a commit
+        self._restored = sys.maxsize  # earliest place restored during a commit
         self._paused = self._completes = False
         self._may_invite = True  # standby ranks, with a recovery of its own
         self._is_final = False  # the restored snapshot is the final model
@@ -155,8 +156,7 @@ class Rollback(Reconfiguring):
         rolled back to before: some ranks may not have taken the latest step, and get here again.
         """
         while True:
-            latest, rollbacks = self._taken - 1, self.rollbacks
-            here = latest if self._steps == 0 else latest + 1  # the first snapshot of this place
+            here, rollbacks = self._taken if self._steps else self._place, self.rollbacks
             self._restored = sys.maxsize
             committed = self._try_commit(function)
             if self._restored < here or committed is not None:
@@ -262,10 +262,11 @@ class Rollback(Reconfiguring):
         )
         self.commit()
 
-    def _take_snapshot(self, final: bool, session_state: Any) -> None:
+    def _take_snapshot(self, final: bool, session_state: Any, place: int | None = None) -> None:
         oldest = min(self._snapshots, key=lambda snapshot: snapshot.number)
         oldest.number = -1  # until the snapshot is complete
         oldest.take(self._learner)
+        self._place = oldest.place = self._taken if place is None else place
         oldest.final, oldest.session_state, oldest.lost = final, session_state, self.losses.values
         oldest.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
@@ -281,32 +282,35 @@ class Rollback(Reconfiguring):
         """Agree on a snapshot, and restore this rank's state from it. Collective."""
         learner, comm = self._learner, self._learner.comm
         held = {s.number: s for s in self._snapshots if s.number >= 0}
+        places = [(number, snapshot.place) for number, snapshot in sorted(held.items())]
         self._trained = max(self._trained, self.losses.samples + learner.samples)
         losses = self.losses.samples, self.losses.values
-        all_ranks = comm.allgather_object((sorted(held), self._trained, losses))
-        known = [numbers for numbers, _, _ in all_ranks if numbers]
+        all_ranks = comm.allgather_object((places, self._trained, losses))
+        known = [dict(places) for places, _, _ in all_ranks if places]
         if not known:  # no rank holds a snapshot yet
             self._begin_snapshots()
             return
         common = set(known[0]).intersection(*known)
         number = max(common) if common else min(max(numbers) for numbers in known)
-        self._restored = min(self._restored, number)
+        place = next(places[number] for places in known if number in places)
         own = held.get(number)
         learner.stripe_sizes = comm.allgather_object(stripe_sizes(learner))
         shared = SharedSnapshot(learner, own)
         shared.restore(learner)
         learner.state_replaced(Cause.RECOVERED)
+        # A recovery that fails before this point has restored nothing: the next one chooses anew.
+        self._restored = min(self._restored, place)
         self.rollbacks += 1
         for snapshot in self._snapshots:
             snapshot.number = snapshot.number if snapshot is own else -1
         before = Losses(*max(losses for _, _, losses in all_ranks))  # a rank that joins has none
-        self._trained = max(trained for numbers, trained, _ in all_ranks if numbers)
+        self._trained = max(trained for places, trained, _ in all_ranks if places)
         again = max(before.samples, self._trained - shared.samples)
         self.losses = Losses(again, shared.values_lost)
         self._session_state, self.has_joined = shared.session_state, own is None
         self._is_final = shared.final
         self._taken = 1 + max(max(numbers) for numbers in known)  # some may still hold that one
-        self._take_snapshot(shared.final, self._session_state)
+        self._take_snapshot(shared.final, self._session_state, place)
         values = self.losses.values - before.values
         self._print(again - before.samples, max(0, values))
 

@@ -32,7 +32,8 @@ class Snapshot:
         tree, arrays: the state, as returned by `state_tree.flatten`.
         rank: this rank's number at that time.
         sizes: of all ranks' stripes at that time; empty if ranks cannot change.
-        number: count of earlier commits; -1 without. (Used by `Rollback`, as are the next three.)
+        number: count of earlier commits; -1 without. (Used by `Rollback`, as are the next four.)
+        place: number of the first snapshot of this place in training: each recovery takes another.
         final: True if the model was final.
         session_state: stored along with the state.
         lost: count of the values of sums and stripes that were lost before.
@@ -47,6 +48,7 @@ class Snapshot:
     rank: int = 0
     sizes: list[dict[str, int]] = field(default_factory=list)
     number: int = -1
+    place: int = -1
     final: bool = False
     session_state: Any = None
     lost: int = 0
