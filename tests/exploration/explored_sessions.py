@@ -207,6 +207,8 @@ class SessionCheck:
             if self.exact:
                 apart = np.abs(one.flat - self.first.flat).max()
                 assert apart < 1e-11, f"the model is {apart:.3g} away"
+        if all(one.serves for one in left):
+            return  # the last worker has failed after the end of the servers, before its last row
         lines = (self.session.folder / "run" / "metrics.jsonl").read_text().splitlines()
         logged = [json.loads(line)["samples"] for line in lines]
         assert logged, "no metrics"
