@@ -143,13 +143,13 @@ class Learner(FixedAttributes):
         require_communicator(comm)
         comm.require_whole()
         self.adapter, self.algorithm, self.world = adapter, algorithm, comm
-        self.agreed = AgreedArguments(options, comm.learners)
+        self._number, self.started = comm.learners, comm.generation
+        self.agreed = AgreedArguments(options, self._number)
         self.access, self.skipped = ModelAccess(), Skipped()
         self.timer = StepTimer(comm, lambda: self.bytes_sent)
         self.recovery: Recovery = NoRecovery()
         self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all fault-tolerant ranks
         self._group: Group | None = None
-        self._number, self.started = comm.learners, comm.generation
         self._training_step = TrainingStep(self)
         self._sent_before = 0  # by the learner of the loaded checkpoint
         try:

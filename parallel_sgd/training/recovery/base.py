@@ -82,10 +82,10 @@ class Recovery(ABC):
         """Run a function that takes no step, until all ranks have completed it together, or
         training has rolled back to before: then return None. Collective."""
 
-    def commit_once(self, function: Callable[[], object]) -> bool:
-        """The same in a session, or for a function without a result: return False if training has
-        rolled back to before. Collective."""
-        return self.attempt(function)
+    def commit_once(self, function: Callable[[], object]) -> None:
+        """Run a function without a result like `commit_after`, also in a session, which notices a
+        rollback by itself. Collective."""
+        self.attempt(function)
 
     @abstractmethod
     def attempt(self, call: Callable[[], object]) -> bool:

@@ -131,11 +131,9 @@ class Rollback(Reconfiguring):
         committed = self._commit_here(function)
         return committed[0] if committed else None
 
-    def commit_once(self, function: Callable[[], object]) -> bool:
+    def commit_once(self, function: Callable[[], object]) -> None:
         """See `Recovery`. In a session a failure ends the save, and the session begins again."""
-        if self.in_session:
-            return self.attempt(function)
-        return self._commit_here(function) is not None
+        self.attempt(function) if self.in_session else self._commit_here(function)
 
     def end_pass(self) -> bool:
         rollbacks = self.rollbacks
@@ -282,10 +280,10 @@ class Rollback(Reconfiguring):
         """Agree on a snapshot, and restore this rank's state from it. Collective."""
         learner, comm = self._learner, self._learner.comm
         held = {s.number: s for s in self._snapshots if s.number >= 0}
-        places = [(number, snapshot.place) for number, snapshot in sorted(held.items())]
+        own_places = [(number, snapshot.place) for number, snapshot in sorted(held.items())]
         self._trained = max(self._trained, self.losses.samples + learner.samples)
         losses = self.losses.samples, self.losses.values
-        all_ranks = comm.allgather_object((places, self._trained, losses))
+        all_ranks = comm.allgather_object((own_places, self._trained, losses))
         known = [dict(places) for places, _, _ in all_ranks if places]
         if not known:  # no rank holds a snapshot yet
             self._begin_snapshots()
