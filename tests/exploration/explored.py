@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from explored_serving import ServingCheck, adding, few_bits, rows_of_a_table, saving_rows
-from explored_sessions import SAMPLES, session
+from explored_sessions import PROBLEM, SAMPLES, ending, session
 from explored_training import (
     GoingBack,
     TrainingCheck,
@@ -88,11 +88,13 @@ def pushes(servers: int, check: dict[str, Any] | None = None, **given: Any) -> C
 SYNC, MOMENTUM = psgd.DataParallelSGD, psgd.MomentumSGD(lr=0.01)
 GROWING = psgd.schedules.Steps({0: 0.05, SAMPLES: 50.0})
 """The model becomes worse half-way."""
+LATER = range(54, 2 * SAMPLES)  #: samples from the tenth step on
 PATIENT = {"patience": 1, "restore_best": True}
 REDUCE = psgd.NotFinitePolicy(not_finite="reduce", not_finite_keep_every=12)
 AUTO_RATE = psgd.AutoLearningRate(reduce_learn_rate_if_improve_less_than=0.01)
 AUTO_SIZE = psgd.AutoMinibatchSize(minibatch_size_tuning_max=12, trial_samples=24)
 LONG_TRIALS = psgd.AutoMinibatchSize(minibatch_size_tuning_max=12, trial_samples=100)
+ENDING_RATE = psgd.AutoLearningRate(reduce_learn_rate_if_improve_less_than=0.9, min_learn_rate=0.04)
 LIMITED_RATE = psgd.AutoLearningRate(learn_rate_adjust_interval=2, min_learn_rate=10.0)
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -224,17 +226,17 @@ CONFIGURATIONS: dict[str, Configuration] = {
             session(SYNC(), check, **of_session), {"ranks": 3, "faults": 2, "spares": 1}
         )
         for name, check, of_session in [
-            ("skip", {}, {"nan_at": 54, "options": {"not_finite": "skip"}}),
-            ("reduce", {}, {"nan_at": 54, "above": 0.6, "options": {"not_finite": REDUCE}}),
+            ("skip", {}, {"nan_at": (54,), "options": {"not_finite": "skip"}}),
+            ("reduce", {}, {"nan_at": (54,), "above": 0.6, "options": {"not_finite": REDUCE}}),
             (
                 "reduce twice",
                 {"exact": False},
-                {"nan_at": 54, "above": 0.3, "options": {"not_finite": REDUCE}},
+                {"nan_at": (54,), "above": 0.3, "options": {"not_finite": REDUCE}},
             ),
             (
                 "automatic rate",
                 {},
-                {"nan_at": 54, "above": 0.9, "options": {"auto_learning_rate": AUTO_RATE}},
+                {"nan_at": (54,), "above": 0.9, "options": {"auto_learning_rate": AUTO_RATE}},
             ),
             (
                 "automatic rate, small at last",
@@ -247,12 +249,17 @@ CONFIGURATIONS: dict[str, Configuration] = {
                 "automatic size, reduce",
                 {},
                 {
-                    "nan_at": 66,
+                    "nan_at": (66,),
                     "above": 0.6,
                     "options": {"auto_minibatch_size": AUTO_SIZE, "not_finite": REDUCE},
                 },
             ),
             ("ended by a callback", {"last": False}, {"ends_at": 90}),
+            (
+                "ended by its rate",
+                {"last": False},
+                {"options": {"auto_learning_rate": ENDING_RATE}},
+            ),
             ("ended by patience", {"last": False}, {"validation": PATIENT, "rates": GROWING}),
             ("not validated, resumed", {}, {"resumed": True, "validation": None, "calls": False}),
         ]
@@ -267,6 +274,29 @@ CONFIGURATIONS: dict[str, Configuration] = {
         ),
         {"ranks": 3, "faults": 1, "spares": 1},
     ),
+    **{
+        f"session, {name}": Configuration(
+            ending(text, algorithm, **given), {"ranks": 4, "faults": 2, "may_fail": may_fail}
+        )
+        for name, text, algorithm, may_fail, given in [
+            ("diverges", "not finite", SYNC(), False, {"nan_at": LATER}),
+            ("a problem", PROBLEM, SYNC(), False, {"problem_at": LATER}),
+            (
+                "servers, a problem",
+                PROBLEM,
+                psgd.DataParallelASGD(servers=1, sync_steps=1),
+                True,
+                {"problem_at": LATER, "validation": {"restore_best": False}},
+            ),
+            (
+                "sync servers, diverges",
+                "not finite",
+                psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=1),
+                True,
+                {"nan_at": LATER},
+            ),
+        ]
+    },
     "session, warm start": Configuration(
         session(psgd.ModelAveragingSGD(sync_steps=4, distributed_after=24), {"exact": False}),
         {"ranks": 3, "faults": 2, "kinds": ("ranks", "files")},

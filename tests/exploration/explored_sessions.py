@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator, simulate
-from parallel_sgd.errors import SharedError, SharedPeerFailure
+from parallel_sgd.errors import PeerFailure, SharedError, SharedPeerFailure, UserError
 from parallel_sgd.testing import Outcome
 from parallel_sgd.training.checkpoint.files import PART, checkpoints_in, require_whole
 
@@ -23,26 +23,30 @@ TOTAL = SAMPLES * EPOCHS
 
 X = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
 DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
+PROBLEM = "a sample is wrong"
 
 
 class Perceptron(psgd.models.MLP):
-    """A linear model whose gradient is NaN on rank 0 at one place in the data.
+    """A linear model whose gradient on rank 0 is NaN, or an error, at some places in the data.
 
     Args:
-        nan_at: samples at the place, or None.
+        nan_at: samples at the places where it is NaN.
         above: and while the factor on the learning rate is larger than this.
+        problem_at: samples at the places where it is an error.
     """
 
-    def __init__(self, nan_at: int | None, above: float) -> None:
+    def __init__(self, nan_at: Sequence[int], above: float, problem_at: Sequence[int]) -> None:
         super().__init__([4, 3], seed=1, dtype=np.float64)
-        self.nan_at, self.above = nan_at, above
+        self.nan_at, self.above, self.problem_at = nan_at, above, problem_at
         self.learner: psgd.Learner | None = None
 
     def gradient(self, *given: Any, out: psgd.Parameters, **options: Any) -> float:
         loss, learner = super().gradient(*given, out=out, **options), self.learner
         assert learner is not None
-        here = learner.samples == self.nan_at and learner.comm.rank == 0
-        if here and learner.local_step.state.lr_factor > self.above:
+        first, factor = learner.comm.rank == 0, learner.local_step.state.lr_factor
+        if first and learner.samples in self.problem_at:
+            raise UserError(PROBLEM)
+        if first and learner.samples in self.nan_at and factor > self.above:
             out.flat[0] = np.nan
         return loss
 
@@ -77,7 +81,7 @@ class Session:
         saves: it writes checkpoints.
         calls: it has a callback, which all ranks call.
         ends_at: samples at which the callback ends it, or None.
-        nan_at, above: of `Perceptron`.
+        nan_at, above, problem_at: of `Perceptron`.
     """
 
     algorithm: Any
@@ -88,8 +92,9 @@ class Session:
     saves: bool = True
     calls: bool = True
     ends_at: int | None = None
-    nan_at: int | None = None
+    nan_at: Sequence[int] = ()
     above: float = 0.0
+    problem_at: Sequence[int] = ()
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
 
     def __call__(self, comm: Communicator, *, resume: bool = True, epochs: int = EPOCHS) -> Ran:
@@ -102,7 +107,7 @@ class Session:
 
     def run(self, comm: Communicator, resume: bool, epochs: int) -> Ran:
         again = any(checkpoints_in(self.folder / "checkpoints"))
-        model, called = Perceptron(self.nan_at, self.above), list[int]()
+        model, called = Perceptron(self.nan_at, self.above, self.problem_at), list[int]()
         checkpoints = psgd.CheckpointConfig(
             folder=self.folder / "checkpoints", every=24, resume=resume, keep=2
         )
@@ -234,6 +239,53 @@ class SessionCheck:
         shutil.rmtree(old)
         self.session.folder = new
         self.check_end(simulate(self.ranks[self.count % len(self.ranks)], self.session))
+
+
+@dataclass
+class Ending:
+    """A session that ends with an error. All ranks return its line."""
+
+    session: Session
+
+    def __call__(self, comm: Communicator) -> str:
+        try:
+            self.session(comm)
+        except (PeerFailure, SharedPeerFailure):
+            raise
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+@dataclass
+class EndingCheck:
+    """All ranks end with the error's line, and what is on the disk is whole.
+
+    Args:
+        session: the session; its folder is made anew for the next schedule.
+        text: of the line.
+    """
+
+    session: Session
+    text: str
+
+    def __call__(self, outcome: Outcome) -> None:
+        for line in outcome.results:
+            assert line is None or self.text in line, f"a rank ends with {line!r}"
+        for path in checkpoints_in(self.session.folder / "checkpoints"):
+            require_whole(path)
+        self.session.prepare()
+
+
+def ending(text: str, algorithm: Any, **given: Any) -> Callable[[], tuple[Ending, EndingCheck]]:
+    """Return a function that makes a session which ends with an error, and the check of its end."""
+
+    def make() -> tuple[Ending, EndingCheck]:
+        made = Session(algorithm, **given)
+        made.prepare()
+        return Ending(made), EndingCheck(made, text)
+
+    return make
 
 
 def session(

@@ -181,10 +181,10 @@ def in_turn(*algorithms: Any) -> Callable[[Communicator], list[np.ndarray] | str
 
 
 def check_in_turn(outcome: Outcome) -> None:
-    """All have an error, which tells of learners or of a wait; or the same models."""
+    """All have an error, of learners, servers or a wait; or the same models."""
     first, *others = [result for result in outcome.results if result is not None]
     if isinstance(first, str):
-        texts = "train a single learner at a time", "for more than timeout_s"
+        texts = "train a single learner at a time", "takes no steps", "for more than timeout_s"
         assert outcome.failed and any(text in first for text in texts), first
         assert all(isinstance(other, str) for other in others), "some ranks have an error"
     else:

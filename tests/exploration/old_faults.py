@@ -74,6 +74,14 @@ OLD_FAULTS = {
         "if False",
         seed=280,
     ),
+    "who has rolled back in the save of the best model goes on": OldFault(
+        "session, automatic size",
+        TrainingRun,
+        "_save_missing_best",
+        "self._require_same_ranks()",
+        "pass",
+        seed=20261128900028,
+    ),
     "a row is written by a rank that fails, and by the next one": OldFault(
         "session, sync servers",
         RunFolder,

@@ -489,6 +489,7 @@ class TrainingRun:
         checkpoints, state = self.checkpoints, self.state
         if checkpoints is not None and not checkpoints.has(state.best):
             checkpoints.save(state.at_best(), best=True)
+            self._require_same_ranks()
             checkpoints.wait()
 
     @property
