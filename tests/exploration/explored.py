@@ -226,7 +226,11 @@ CONFIGURATIONS: dict[str, Configuration] = {
             session(SYNC(), check, **of_session), {"ranks": 3, "faults": 2, "spares": 1}
         )
         for name, check, of_session in [
-            ("skip", {}, {"nan_at": (54,), "options": {"not_finite": "skip"}}),
+            (
+                "skip",
+                {},
+                {"nan_at": (54,), "options": {"not_finite": "skip", "progress_every": 18}},
+            ),
             ("reduce", {}, {"nan_at": (54,), "above": 0.6, "options": {"not_finite": REDUCE}}),
             (
                 "reduce twice",
@@ -280,6 +284,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         )
         for name, text, algorithm, may_fail, given in [
             ("diverges", "not finite", SYNC(), False, {"nan_at": LATER}),
+            ("an infinite loss", "has diverged", SYNC(), False, {"infinite_at": LATER}),
             ("a problem", PROBLEM, SYNC(), False, {"problem_at": LATER}),
             (
                 "servers, a problem",
@@ -310,6 +315,15 @@ CONFIGURATIONS: dict[str, Configuration] = {
             calls=False,
         ),
         {"ranks": 4, "faults": 1, "may_fail": True},
+    ),
+    "session, servers, not validated": Configuration(
+        session(
+            psgd.DataParallelASGD(servers=1, sync_steps=1),
+            {"exact": False, "rows": False},
+            validation=None,
+            calls=False,
+        ),
+        {"ranks": 4, "faults": 2, "may_fail": True},
     ),
     "session, servers, warm start": Configuration(
         session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,20 +25,25 @@ TOTAL = SAMPLES * EPOCHS
 X = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
 DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
 PROBLEM = "a sample is wrong"
+Places = Sequence[int]
 
 
 class Perceptron(psgd.models.MLP):
-    """A linear model whose gradient on rank 0 is NaN, or an error, at some places in the data.
+    """A linear model with wrong results on rank 0 at some places in the data.
 
     Args:
-        nan_at: samples at the places where it is NaN.
+        nan_at: samples at the places where the gradient is NaN.
         above: and while the factor on the learning rate is larger than this.
-        problem_at: samples at the places where it is an error.
+        infinite_at: samples at the places where the loss is infinite.
+        problem_at: samples at the places where there is an error instead.
     """
 
-    def __init__(self, nan_at: Sequence[int], above: float, problem_at: Sequence[int]) -> None:
+    def __init__(
+        self, nan_at: Places, above: float, infinite_at: Places, problem_at: Places
+    ) -> None:
         super().__init__([4, 3], seed=1, dtype=np.float64)
-        self.nan_at, self.above, self.problem_at = nan_at, above, problem_at
+        self.nan_at, self.above = nan_at, above
+        self.infinite_at, self.problem_at = infinite_at, problem_at
         self.learner: psgd.Learner | None = None
 
     def gradient(self, *given: Any, out: psgd.Parameters, **options: Any) -> float:
@@ -48,7 +54,7 @@ class Perceptron(psgd.models.MLP):
             raise UserError(PROBLEM)
         if first and learner.samples in self.nan_at and factor > self.above:
             out.flat[0] = np.nan
-        return loss
+        return math.inf if first and learner.samples in self.infinite_at else loss
 
 
 @dataclass
@@ -81,7 +87,7 @@ class Session:
         saves: it writes checkpoints.
         calls: it has a callback, which all ranks call.
         ends_at: samples at which the callback ends it, or None.
-        nan_at, above, problem_at: of `Perceptron`.
+        nan_at, above, infinite_at, problem_at: of `Perceptron`.
     """
 
     algorithm: Any
@@ -92,9 +98,10 @@ class Session:
     saves: bool = True
     calls: bool = True
     ends_at: int | None = None
-    nan_at: Sequence[int] = ()
+    nan_at: Places = ()
     above: float = 0.0
-    problem_at: Sequence[int] = ()
+    infinite_at: Places = ()
+    problem_at: Places = ()
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="explored-")))
 
     def __call__(self, comm: Communicator, *, resume: bool = True, epochs: int = EPOCHS) -> Ran:
@@ -107,7 +114,8 @@ class Session:
 
     def run(self, comm: Communicator, resume: bool, epochs: int) -> Ran:
         again = any(checkpoints_in(self.folder / "checkpoints"))
-        model, called = Perceptron(self.nan_at, self.above, self.problem_at), list[int]()
+        model = Perceptron(self.nan_at, self.above, self.infinite_at, self.problem_at)
+        called = list[int]()
         checkpoints = psgd.CheckpointConfig(
             folder=self.folder / "checkpoints", every=24, resume=resume, keep=2
         )
