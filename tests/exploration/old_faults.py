@@ -74,10 +74,10 @@ OLD_FAULTS = {
         "if False",
         seed=280,
     ),
-    "who has rolled back in the save of the best model goes on": OldFault(
+    "who has rolled back in a save of a session goes on": OldFault(
         "session, automatic size",
         TrainingRun,
-        "_save_missing_best",
+        "_save",
         "self._require_same_ranks()",
         "pass",
         seed=20261128900028,

@@ -44,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--configuration", action="append", default=None, metavar="NAME")
     given = parser.parse_args()
     tracer = coverage.Coverage(
         source=[str(PACKAGE)], branch=True, concurrency="thread", data_file=None
@@ -53,7 +54,8 @@ def main() -> int:
     from run_explored import seed_of_today, work
 
     seed = seed_of_today() if given.seed is None else given.seed
-    counts = work((0, 1), list(CONFIGURATIONS), seed, time.monotonic() + given.seconds)
+    names = given.configuration or list(CONFIGURATIONS)
+    counts = work((0, 1), names, seed, time.monotonic() + given.seconds)
     tracer.stop()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
         tracer.json_report(outfile=report.name)

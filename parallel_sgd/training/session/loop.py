@@ -348,8 +348,7 @@ class TrainingRun:
             return True
         searched = crossed(before, None) and self._search_minibatch_size()
         if checkpoints and (checkpoints.due(before) or self._is_best):
-            self._save(checkpoints)
-            self._require_same_ranks()
+            self._save(checkpoints, self.state, best=self._is_best)
         return searched
 
     # Rows of metrics, and their consequences.
@@ -480,16 +479,21 @@ class TrainingRun:
 
     # Checkpoints.
 
-    def _save(self, checkpoints: SessionCheckpoints) -> None:
-        checkpoints.save(self.state, best=self._is_best)
+    def _save(self, checkpoints: SessionCheckpoints, state: SessionState, *, best: bool) -> None:
+        """Save all state with a state of the session. Collective.
+
+        Raises:
+            RanksChanged: training has rolled back instead.
+        """
+        checkpoints.save(state, best=best)
+        self._require_same_ranks()
 
     def _save_missing_best(self) -> None:
         """Save the best model, if a failure of ranks has kept it from the disk: a run that is
         resumed needs it. Collective."""
         checkpoints, state = self.checkpoints, self.state
         if checkpoints is not None and not checkpoints.has(state.best):
-            checkpoints.save(state.at_best(), best=True)
-            self._require_same_ranks()
+            self._save(checkpoints, state.at_best(), best=True)
             checkpoints.wait()
 
     @property
@@ -511,7 +515,7 @@ class TrainingRun:
 
         def saved() -> None:
             if needed:
-                self._save(checkpoints)
+                self._save(checkpoints, self.state, best=self._is_best)
             checkpoints.wait()
 
         recovery.collective(saved)
