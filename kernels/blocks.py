@@ -16,15 +16,16 @@ Codes of 4 and 8 bits are two's complement; unused bits of the last group are ze
 
 A block is sent raw if encoding would not make it smaller, so nothing ever grows on the wire. All
 sizes are multiples of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have
-no levels and need no blocks: a value is its two bytes. The entropy code has blocks and a format of
-its own, with a length that depends on the values: see `entropy_reference`.
+no levels and need no blocks: a value is its two bytes. Top-k and the entropy code have formats of
+their own: see `top_k_reference` and `entropy_reference`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,17 @@ class Blocks:
     def part(self, first: int, last: int) -> Blocks:
         """Return blocks ``first`` to ``last - 1``, without a copy."""
         return Blocks(self.starts[first : last + 1], self.offsets[first : last + 1])
+
+    def views(self, *arrays: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the views of every array for each block; a uint8 array is a payload."""
+        starts, offsets = self.starts - self.starts[0], self.offsets - self.offsets[0]
+        for i in range(len(self)):
+            yield tuple(
+                a[offsets[i] : offsets[i + 1]]
+                if a.dtype == np.uint8
+                else a[starts[i] : starts[i + 1]]
+                for a in arrays
+            )
 
 
 def cut(sizes: Sequence[int], block_size: int) -> IndexArray:

@@ -32,6 +32,7 @@ from .steps import (
     sgd_step,
     weighted_difference,
 )
+from .top_k import decode_top_k, encode_top_k
 
 __all__ = [
     "adagrad_step",
@@ -44,10 +45,12 @@ __all__ = [
     "decode_entropy",
     "decode_half",
     "decode_levels",
+    "decode_top_k",
     "encode_1bit",
     "encode_entropy",
     "encode_half",
     "encode_levels",
+    "encode_top_k",
     "largest_magnitude",
     "low_rank_product",
     "mix",

@@ -10,7 +10,6 @@ the residual, r' = v - q, so that g + r == q + r' (Seide et al., Interspeech 201
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy.typing as npt
 
 from .blocks import GROUP, Blocks
 from .entropy_reference import decode_entropy, encode_entropy
+from .top_k_reference import decode_top_k, encode_top_k
 
-__all__ = ["decode_entropy", "encode_entropy"]
+__all__ = ["decode_entropy", "decode_top_k", "encode_entropy", "encode_top_k"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -61,7 +61,7 @@ def encode_1bit(
         gradient, residual: float32 [n]; the residual is replaced by v - q.
         payload: uint8 [bytes of `blocks`], written.
     """
-    for g, r, out in _each(blocks, gradient, residual, payload):
+    for g, r, out in blocks.views(gradient, residual, payload):
         v = g + r
         if out.nbytes == 4 * v.size:
             out.view(F32)[:], r[:] = v, 0
@@ -81,7 +81,7 @@ def encode_1bit(
 
 def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     """Decode a payload of `encode_1bit`: ``out = q``, or with `add` ``out += q``."""
-    for coded, x in _each(blocks, payload, out):
+    for coded, x in blocks.views(payload, out):
         if coded.nbytes == 4 * x.size:
             q = coded.view(F32)
         else:
@@ -107,7 +107,7 @@ def encode_levels(
         payload: uint8 [bytes of `blocks`], written.
     """
     largest = F32(2 ** (bits - 1) - 1)
-    for g, r, out in _each(blocks, gradient, residual, payload):
+    for g, r, out in blocks.views(gradient, residual, payload):
         v = g + r
         if out.nbytes == 4 * v.size:
             out.view(F32)[:], r[:] = v, 0
@@ -122,7 +122,7 @@ def encode_levels(
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     """Decode a payload of `encode_levels`: ``out = q``, or with `add` ``out += q``."""
-    for coded, x in _each(blocks, payload, out):
+    for coded, x in blocks.views(payload, out):
         if coded.nbytes == 4 * x.size:
             q = coded.view(F32)
         else:
@@ -357,16 +357,6 @@ def mix(x: Array, common: Array, weight: float) -> None:
 
 def _new(x: Array, out: Array | None) -> Array:
     return x if out is None else out
-
-
-def _each(blocks: Blocks, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield the views of every array for each block; a uint8 array is a payload."""
-    starts, offsets = blocks.starts - blocks.starts[0], blocks.offsets - blocks.offsets[0]
-    for i in range(len(blocks)):
-        yield tuple(
-            a[offsets[i] : offsets[i + 1]] if a.dtype == np.uint8 else a[starts[i] : starts[i + 1]]
-            for a in arrays
-        )
 
 
 def _class_mean(v: Array, members: Array) -> F32:

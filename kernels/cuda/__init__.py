@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..blocks import Blocks
+from ..top_k_reference import position_bits
 from .entropy import decode_entropy, encode_entropy
 from .launch import over_blocks, over_elements
 
@@ -50,6 +51,27 @@ def encode_levels(
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     """See `reference.decode_levels`. Memory traffic: 8 bytes per value, 4 to set, and the code."""
     over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, BITS=bits)
+
+
+def encode_top_k(
+    kept: int, block_size: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    """See `reference.encode_top_k`. Memory traffic: 12 bytes per value, and passes in the caches.
+
+    A warp makes 35 passes over its block.
+    """
+    arrays, bits = (gradient, residual, payload), position_bits(block_size)
+    numbers = kept, block_size
+    over_blocks("top_k.cu", "encode_top_k", blocks, arrays, *numbers, POSITION_BITS=bits)
+
+
+def decode_top_k(
+    kept: int, block_size: int, blocks: Blocks, payload: Array, out: Array, add: bool
+) -> None:
+    """See `reference.decode_top_k`. Memory traffic: 4 bytes per value to set, and what is sent."""
+    arrays, bits = (payload, out), position_bits(block_size)
+    numbers = add, kept, block_size
+    over_blocks("top_k.cu", "decode_top_k", blocks, arrays, *numbers, POSITION_BITS=bits)
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:

@@ -44,7 +44,7 @@ def over_blocks(
     name: str,
     blocks: Blocks,
     arrays: tuple[Any, ...],
-    *flags: bool,
+    *numbers: int,
     **chosen: int,
 ) -> None:
     """Launch a kernel, compiled with the `chosen` macros, with a warp for every block."""
@@ -52,8 +52,7 @@ def over_blocks(
         return
     starts, longest = _on_device(blocks.starts)
     offsets, _ = _on_device(blocks.offsets)
-    numbers = (np.int64(len(blocks)), *map(np.int32, flags))
-    arguments = (*arrays, starts, offsets, *numbers)
+    arguments = (*arrays, starts, offsets, np.int64(len(blocks)), *map(np.int32, numbers))
     over_warps(file, name, len(blocks), arguments, **macros(longest, **chosen))
 
 

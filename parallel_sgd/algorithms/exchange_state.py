@@ -346,7 +346,7 @@ class ExchangeState(Component):
             buckets=self.buckets,
             transport=self.plan.transport,
             topology=self.plan.topology,
-            error_feedback=compression.error_feedback,
+            residual_decay=compression.decay,
             block_size=compression.block_size,
             overlapped=self.overlaps,
             nccl=self.plan.nccl,

@@ -28,6 +28,7 @@ from .options import (
     problem_with_largest,
 )
 from .step_search import find_step, message_room, sample_of_sums
+from .top_k import TopK
 from .uniform_levels import UniformLevels
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "HalfPrecision",
     "Mixed",
     "OneBit",
+    "TopK",
     "UniformLevels",
     "VariableMessage",
     "auto_bits",

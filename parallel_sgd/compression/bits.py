@@ -16,6 +16,7 @@ from . import (  # noqa: F401 - registered
     full_precision,
     half_precision,
     one_bit,
+    top_k,
     uniform_levels,
 )
 from .codec import Codec, auto_bits

@@ -138,6 +138,10 @@ class _Range:
     points: tuple[float, ...]
     code: str
     codec: type[Codec]
+    usual: bool
+
+    def __contains__(self, bits: float) -> bool:
+        return self.least <= bits <= self.most
 
 
 _ranges: list[_Range] = []
@@ -194,22 +198,25 @@ def register(
 
 
 def register_range(
-    least: float, most: float, *, points: tuple[float, ...], code: str
+    least: float, most: float, *, points: tuple[float, ...] = (), code: str, usual: bool = True
 ) -> Callable[[type[CodecT]], type[CodecT]]:
     """Decorate a codec for all bits in a range.
 
-    The codec is used if ``code`` selects it, or if no other codec is the default for the bits.
+    The codec is used if ``code`` selects it, or by default for bits of which no other codec is the
+    default.
 
     Args:
         least, most: the range of bits.
         points: the bits at which its kernels are measured, and from which "auto" chooses.
         code: see `register`.
+        usual: False to use the codec only if ``code`` selects it. The range must then lie within
+            that of a usual codec.
 
     Local.
     """
 
     def registered(codec: type[CodecT]) -> type[CodecT]:
-        _ranges.append(_Range(least, most, points, code, codec))
+        _ranges.append(_Range(least, most, points, code, codec, usual))
         return codec
 
     return registered
@@ -255,17 +262,14 @@ def checked_bits(name: str, value: Any) -> float:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, int | float) and not isinstance(plain, bool):
         bits = int(plain) if math.isfinite(plain) and plain == int(plain) else plain
-        if bits in _registry or any(
-            bits_range.least <= bits <= bits_range.most for bits_range in _ranges
-        ):
+        if bits in _registry or any(bits in bits_range for bits_range in _ranges):
             return bits
-    ranges = [
-        f"a number from {bits_range.least:g} to {bits_range.most:g}" for bits_range in _ranges
-    ]
+    usual = [bits_range for bits_range in _ranges if bits_range.usual]
+    ranges = [f"a number from {bits_range.least:g} to {bits_range.most:g}" for bits_range in usual]
     others = [
         f"{bits:g}"
         for bits in sorted(_registry)
-        if not any(bits_range.least <= bits <= bits_range.most for bits_range in _ranges)
+        if not any(bits in bits_range for bits_range in usual)
     ]
     *first, last = [*ranges, *others]
     raise UserError(f"{name}={shown(value)} must be {', '.join(first)} or {last}")
@@ -297,8 +301,8 @@ def _codecs(bits: float) -> dict[str, type[Codec]]:
     """Return all codecs for these bits, by code."""
     ranges = {
         bits_range.code: bits_range.codec
-        for bits_range in _ranges
-        if bits_range.least <= bits <= bits_range.most
+        for bits_range in sorted(_ranges, key=lambda bits_range: not bits_range.usual)
+        if bits in bits_range
     }
     return {**ranges, **_registry.get(bits, {})}
 

@@ -55,7 +55,8 @@ class Exchange(Component):
             `nccl`.
         topology: groups of ranks to add up in full precision before sending; not with "collective".
             Default: every rank sends for itself.
-        error_feedback: False discards compression errors: the residuals are zero after every sum.
+        residual_decay: factor of the residuals before every sum, from 0 to 1. 1 keeps all
+            compression errors; 0 is no error feedback.
         block_size: the block size for cutting buckets without a codec into stripes. Equal to the
             codecs' block size if `buckets` were cut for that size.
         overlapped: True if buckets are sent while later buckets are still being computed. With an
@@ -82,7 +83,7 @@ class Exchange(Component):
         buckets: Sequence[Bucket] | None = None,
         transport: str = "collective",
         topology: Topology | None = None,
-        error_feedback: bool = True,
+        residual_decay: float = 1.0,
         block_size: int = 256,
         overlapped: bool = False,
         nccl: Nccl | None = None,
@@ -115,7 +116,7 @@ class Exchange(Component):
             self._step_sizes = share_step_sizes(reductions, by_bucket=overlapped)
             return reductions
 
-        self.codecs, self.comm, self.error_feedback = tuple(codecs), comm, error_feedback
+        self.codecs, self.comm, self._residual_decay = tuple(codecs), comm, residual_decay
         options = {} if nccl is None else {"nccl": nccl}
         self._transport: Transport | None = TRANSPORTS[transport](
             reductions_over, topology or Topology.flat(comm.size), comm, **options
@@ -177,14 +178,14 @@ class Exchange(Component):
         Collective.
         """
         assert self._transport is not None
+        if residuals is not None:
+            residuals.decay(self._residual_decay)
         for step_sizes in self._step_sizes:
             step_sizes.begin()
         with self.comm.trace.span("exchange"):
             self._bytes_sent += self._transport.sum(vector, residuals, is_ready)
             if residuals is not None:
                 residuals.has_non_owned = False
-                if not self.error_feedback:
-                    residuals.reset()
 
     def sum_in_background(
         self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None

@@ -36,7 +36,7 @@ class Projections:
     def __init__(self, flat: Array, comm: Communicator, projected_step: Callable[[], int]) -> None:
         sums = Parameters({"projections": empty_like(flat, groups_of(flat.size))})
         codec = HalfPrecision(half_format="bfloat16")
-        self._exchange = Exchange(sums, comm, codec, error_feedback=False)
+        self._exchange = Exchange(sums, comm, codec, residual_decay=0)
         self._sums, self._residuals = sums.flat, self._exchange.residuals(sums)
         self._projected_step = projected_step
         self._step = 0  # of the current gradient; 0: no projections

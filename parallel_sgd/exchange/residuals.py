@@ -53,6 +53,13 @@ class Residuals:
         for error in self.vectors:
             error.fill(0)
 
+    def decay(self, factor: float) -> None:
+        """Multiply the residuals by a factor from 0 to 1: the rest of each error is forgotten.
+        Local."""
+        if factor != 1:
+            for error in self.vectors:
+                error *= factor
+
     def give_non_owned(self, values: slice, vector: Array) -> None:
         """Add the worker error of some values to `vector`, before another rank leads these values.
 

@@ -108,6 +108,7 @@ class Client(Conversation):
         parts: of the model, one for each server.
         endpoint, check: as for any `Conversation`.
         kind_of_push: the class of pushes.
+        residual_decay: factor of the residual before every push with samples: see `Exchange`.
 
     Every method that sends requests raises as `ask` does. All methods are local.
     """
@@ -118,9 +119,11 @@ class Client(Conversation):
         parts: Sequence[Part],
         check: Callable[[int], None],
         kind_of_push: type[PendingPush] = PendingPush,
+        residual_decay: float = 1.0,
     ) -> None:
         super().__init__(endpoint, WorkerStatistics(), check)
         self.parts, self.servers, self._kind_of_push = tuple(parts), len(parts), kind_of_push
+        self._residual_decay = residual_decay
         self._begun: InBackground[Any] | None = None  # the latest background work
         self._asking = runtime.Lock()
         self._owner = threading.get_ident()
@@ -182,6 +185,9 @@ class Client(Conversation):
             out: [n], written. May be the model itself, but not `vector`.
             bits: per value of the push.
         """
+        if samples and residual is not None and self._residual_decay != 1:
+            with on_device(vector):
+                residual *= self._residual_decay
         self.pending_push = self._kind_of_push(
             vector, residual, samples, factor, out, bits, self.clock + 1
         )

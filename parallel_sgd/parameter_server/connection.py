@@ -77,7 +77,6 @@ class Connection:
                 placement.shapes(server),
                 parameters,
                 None if rules.lossless else self._codec_for(server),
-                error_feedback=rules.compression.error_feedback,
                 staged=group.world.fault_tolerant,
             )
             for server in range(len(group.servers))
@@ -175,7 +174,8 @@ class Connection:
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             push = RepeatablePush if self.group.world.fault_tolerant else PendingPush
-            self._client = Client(endpoint, self.parts, self._check, push)
+            decay = self._rules.compression.decay
+            self._client = Client(endpoint, self.parts, self._check, push, decay)
         return self._client
 
     def remote_tables(self) -> RemoteTables:

@@ -28,7 +28,6 @@ class Part:
         shapes: of the part's slices.
         parameters: the model.
         codec: given the bits, returns the codec of a push. None: lossless.
-        error_feedback: False discards the quantization error.
         staged: True delays changes of a pulled vector until `put_received`. Needed if a server may
             fail after its peers have answered.
 
@@ -42,11 +41,10 @@ class Part:
         parameters: Parameters,
         codec: Callable[[float], Codec] | None,
         *,
-        error_feedback: bool = True,
         staged: bool = False,
     ) -> None:
         flat = parameters.flat
-        self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
+        self._runs, self._codec = tuple(runs), codec
         self._layout = layout(shapes, parameters.dtype)
         self._coded: dict[float, tuple[Codec, Blocks, VariableMessage | None]] = {}  # keyed by bits
         self._on_host = array_module(flat) is np
@@ -101,8 +99,6 @@ class Part:
             payload = variable.encode(values, lost, payload, allowance_of)
         else:
             codec.encode(blocks, values, lost, payload)
-        if not self._error_feedback:
-            lost.fill(0)
         if self._cut_residual is not None:
             self.put(lost, residual)
         return self._to_host(payload)

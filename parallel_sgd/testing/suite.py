@@ -228,8 +228,11 @@ def _full_precision(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """Return the same algorithm in full precision, by the bits option of built-in algorithms."""
     if getattr(algorithm, "gradient_bits", 32) == 32 and not getattr(algorithm, "bits_of", None):
         return algorithm
-    given = {option.name: option.default for option in all_options(type(algorithm))}
-    of_few_bits = ("code", "block_size", "threshold", "half_format", "error_feedback", "bits_of")
+    given = {option.name: option.field.default for option in all_options(type(algorithm))}
+    of_few_bits = (
+        *("code", "block_size", "threshold", "half_format"),
+        *("error_feedback", "residual_decay", "bits_of"),
+    )
     usual = {name: given[name] for name in of_few_bits if name in given}
     option: dict[str, Any] = {**usual, "gradient_bits": 32}
     return replace(algorithm, **option)

@@ -34,6 +34,7 @@ CODECS = {
     "1 bit, mean": codec_for(1, code="sign", block_size=BLOCK_SIZE, threshold="mean"),
     "4 bits": codec_for(4, block_size=BLOCK_SIZE),
     "8 bits": codec_for(8, block_size=BLOCK_SIZE),
+    "top-k": codec_for(1, code="top-k", block_size=BLOCK_SIZE),
     "float16": codec_for(16, block_size=BLOCK_SIZE),
     "bfloat16": codec_for(16, block_size=BLOCK_SIZE, half_format="bfloat16"),
     "32 bits": codec_for(32, block_size=BLOCK_SIZE),

@@ -287,7 +287,8 @@ def a_pipeline_is_one_step_late(comm: Communicator, steps: int = 8, **options: A
 def what_few_bits_lose_is_not_lost(
     comm: Communicator, apart: bool, bits: float, **options: Any
 ) -> None:
-    """What was applied and the residuals of all workers are the sum of all gradients."""
+    """What was applied and the residuals of all workers are the sum of all gradients, less what a
+    `residual_decay` forgets before every push."""
     algorithm = asynchronous(
         servers=servers_of(comm, apart),
         gradient_bits=bits,
@@ -297,13 +298,17 @@ def what_few_bits_lose_is_not_lost(
     learner = learner_of(comm, algorithm, SGD(lr_per_sample=1.0), np.float32)
     workers = comm.size - algorithm.servers
     counts = [7 + 6 * k for k in range(workers)]
-    residuals = np.zeros(N)
+    residuals, forgotten = np.zeros(N), 1 - algorithm.residual_decay
     if not learner.serves:
         rank = learner.comm.rank
         for step in range(counts[rank]):
+            if step % algorithm.sync_steps == algorithm.sync_steps - 1 and forgotten:
+                residuals += forgotten * learner.state.residual
             learner.gradient.flat[:] = gradient_of(rank, step, N)
             learner.step(samples=1 + (rank + step) % 2)
         assert learner.state.gathered_samples, "nothing is left for `finish` to push"
+        if forgotten:
+            residuals += forgotten * learner.state.residual
     final = finished(comm, learner)
     if not learner.serves:
         residuals += learner.state.residual if bits < 32 else 0

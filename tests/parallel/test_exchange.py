@@ -48,6 +48,15 @@ def test_nothing_is_lost(comm, codec):
             conserves_gradients(comm, codec, layout)
 
 
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@pytest.mark.parametrize("decay", [0.0, 0.95])
+@pytest.mark.parametrize("codec", [codec_for(1), codec_for(4)], ids=["1 bit", "4 bits"])
+def test_what_a_decay_forgets_is_known(comm, codec, decay, transport):
+    """It is the same part of both residuals before every message."""
+    options = {"residual_decay": decay, "transport": transport}
+    conserves_gradients(comm, codec, "matrix and bias", **options)
+
+
 @every_codec
 def test_the_two_stages(comm, codec):
     for layout in LAYOUTS:

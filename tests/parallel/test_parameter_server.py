@@ -182,6 +182,14 @@ def test_what_few_bits_lose_is_not_lost(on_ranks, apart, bits):
     on_ranks(lambda comm: what_few_bits_lose_is_not_lost(comm, apart, bits, **options))
 
 
+@beside_and_apart
+@pytest.mark.parametrize("bits", [0.25, 8])
+def test_what_a_decay_forgets_is_known(on_ranks, apart, bits):
+    """The servers share a vector, whose residual decays once before each push."""
+    options = {"sync_steps": 3, "residual_decay": 0.9}
+    on_ranks(lambda comm: what_few_bits_lose_is_not_lost(comm, apart, bits, **options))
+
+
 def test_servers_beside_workers_are_warned_of(comm):
     algorithm = asynchronous(servers=0)
     if comm.rank or comm.size == 1:

@@ -34,7 +34,7 @@ REFUSED = {
         gradient_bits={} must begin at 0 samples
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
         threshold='max' must be 'zero' or 'mean' <- gradient_bits=1, code='sign'
-        code='signs' must be one of 'auto', 'entropy', 'levels', 'sign' <- gradient_bits=1
+        code='signs' must be one of 'auto', 'entropy', 'levels', 'sign', 'top-k' <- gradient_bits=1
         code='levels' has no effect without gradient_bits=4 or gradient_bits=8 <- gradient_bits=2
         code='entropy' has no effect without gradient_bits=0.05 to 8 <- gradient_bits=16
         bits_of='b:8' must be a mapping from patterns to values
@@ -44,6 +44,9 @@ REFUSED = {
         bits_of['b']=True must be a number from <- bits_of={'b': True}
         threshold='mean' has no effect without gradient_bits=1 <- bits_of={'b': 8}
         error_feedback=False has no effect without <- bits_of={'b': 32}
+        residual_decay=1.5 must be a finite number, at least 0 and at most 1
+        residual_decay=-0.1 must be a finite number, at least 0 and at most 1
+        residual_decay=0.9 has no effect without <- gradient_bits=1, error_feedback=False
         block_size=0 must be a whole number from 1 to 1048576 <- gradient_bits=2
         half_format='f8' must be 'float16' or 'bfloat16' <- gradient_bits=16
         distributed_after=-1 must be a whole number, at least 0

@@ -220,7 +220,7 @@ def test_float64_travels_whole():
         (lambda: EntropyCoded(bits=8.5), "bits=8.5 must be a finite number, .* and at most 8.0"),
         (
             lambda: codec_for(1, code="sine"),
-            "code='sine' must be one of 'auto', 'entropy', 'levels', 'sign'",
+            "code='sine' must be one of 'auto', 'entropy', 'levels', 'sign', 'top-k'",
         ),
         (lambda: OneBit(threshold="median"), "threshold='median' must be 'zero' or 'mean'"),
         (lambda: OneBit(threshold=None), "threshold=None must be 'zero' or 'mean'"),

@@ -17,6 +17,7 @@ from kernel_cases import CASES, Case
 from parallel_sgd.kernels import Blocks, cpu, cuda, cut, memory, payload_offsets, reference
 from parallel_sgd.kernels.cuda import launch
 from parallel_sgd.kernels.reference import MOMENT_GROUP
+from parallel_sgd.kernels.top_k_reference import kept_of, top_k_offsets
 
 SIZES = (0, 1, 31, 1000, 4096 + 5)
 
@@ -58,6 +59,41 @@ def test_levels(both: Both, case: Case, bits: int) -> None:
         both("decode_levels", bits, blocks, payload, _vector(len(case.gradient), 1), add)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_top_k(both: Both, case: Case) -> None:
+    longest = int(np.diff(case.starts).max(initial=1))
+    for kept in sorted({1, -(-longest // 20), -(-longest // 2)}):
+        offsets = case.first_byte + top_k_offsets(case.starts, kept, longest)
+        blocks, sizes = Blocks(case.starts, offsets), (kept, longest)
+        arguments = case.gradient, case.residual, _payload(blocks)
+        *_, residual, payload = both("encode_top_k", *sizes, blocks, *arguments)
+        for add in (False, True):
+            x = _vector(len(case.gradient), 1)
+            *_, q, _ = both("decode_top_k", *sizes, blocks, payload, x, add)
+            if not add:
+                largest_are_sent(blocks, case.gradient + case.residual, q, residual, sizes)
+
+
+def largest_are_sent(blocks: Blocks, v: Any, q: Any, residual: Any, sizes: tuple[int, int]) -> None:
+    """Nothing that is not sent is larger than what is sent, nor equal to it and before it; and
+    r' = v - q."""
+    assert same_bytes(residual, np.where(q == 0, v, v - q))
+    for own, sent, payload in blocks.views(v, q, _payload(blocks)):
+        size, positions = np.abs(own), np.flatnonzero(sent)
+        if payload.nbytes == 4 * own.size:
+            assert same_bytes(own, sent)
+            continue
+        places = kept_of(own.size, *sizes)
+        assert len(positions) == min(places, np.count_nonzero(own))
+        rest = np.delete(size, positions)
+        if len(positions) and len(rest):
+            least = size[positions].min()
+            assert rest.max() <= least
+            equal = np.flatnonzero(size == least)
+            assert np.isin(equal, positions)[: np.isin(equal, positions).sum()].all()
+        assert (np.sign(sent) * own >= 0).all()
+
+
 @pytest.mark.parametrize("first", [0, 5])
 def test_what_is_decoded_past_the_caches(first: int) -> None:
     """As a part of much memory, where a block begins on a line of the caches and where not."""
@@ -95,6 +131,20 @@ def test_any_payload_is_decoded(both: Both, bits: int) -> None:
     for add in (False, True):
         arguments = blocks, payload, _vector(400, bits), add
         both("decode_1bit", *arguments) if bits == 1 else both("decode_levels", bits, *arguments)
+
+
+@pytest.mark.parametrize("kept", [1, 20, 70])
+def test_any_fields_are_decoded(both: Both, kept: int) -> None:
+    """Positions that do not ascend, or lie behind the end, end the list."""
+    starts = cut([300, 100], 70)
+    blocks = Blocks(starts, top_k_offsets(starts, kept, 70))
+    random = np.random.default_rng(kept)
+    for most in (1, 40, 256):
+        payload = random.integers(0, most, blocks.bytes.stop, np.uint8)
+        for first in blocks.offsets[:-1]:
+            payload[first : first + 8] = np.array([-0.0, -1.5], np.float32).view(np.uint8)
+        for add in (False, True):
+            both("decode_top_k", kept, 70, blocks, payload, _vector(400, 1), add)
 
 
 @pytest.mark.parametrize("bfloat", [False, True])

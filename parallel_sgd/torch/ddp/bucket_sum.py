@@ -170,7 +170,7 @@ class BucketSum:
             None if self._lossless else options.codec(self._bits),
             transport=plan.transport,
             topology=plan.topology,
-            error_feedback=options.compression.error_feedback,
+            residual_decay=options.compression.decay,
             block_size=options.compression.block_size,
             nccl=plan.nccl,
         )
