@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from . import data, models, schedules
     from . import torch as torch
     from .algorithms import (
+        DESLOC,
         Algorithm,
         BlockMomentumSGD,
         CNTKBlockMomentumSGD,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         ModelAveragingSGD,
         PowerSGD,
         SlowMo,
+        SparseLoCo,
     )
     from .communication import Communicator, simulate
     from .embedding import ArrayTable, Embedding
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DESLOC",
     "SGD",
     "Adagrad",
     "Adam",
@@ -95,6 +98,7 @@ __all__ = [
     "RanksLost",
     "RunFolder",
     "SlowMo",
+    "SparseLoCo",
     "Trace",
     "TrainingSession",
     "UserError",
@@ -117,8 +121,8 @@ _ROOMS = {
         *("parameters", "patterns", "schedules", "state", "torch", "trace", "training"),
     ),
     "algorithms": (
-        *("Algorithm", "BlockMomentumSGD", "CNTKBlockMomentumSGD", "DataParallelASGD"),
-        *("DataParallelSGD", "DiLoCo", "ModelAveragingSGD", "PowerSGD", "SlowMo"),
+        *("Algorithm", "BlockMomentumSGD", "CNTKBlockMomentumSGD", "DESLOC", "DataParallelASGD"),
+        *("DataParallelSGD", "DiLoCo", "ModelAveragingSGD", "PowerSGD", "SlowMo", "SparseLoCo"),
     ),
     "communication": ("Communicator", "simulate"),
     "embedding": ("ArrayTable", "Embedding"),

@@ -88,6 +88,15 @@ class UpdateRule(Options, ABC):
         """Reset the state in place, except for the clock, to its values before the first step.
         Local."""
 
+    def reset_part(self, state: OptimizerState, values: slice) -> None:
+        """Reset the vectors of some parameters, but not the count of steps. Local.
+
+        Args:
+            values: the slice of the flat vector.
+        """
+        for vector in state.buffers.values():
+            vector[values] = 0
+
     @abstractmethod
     def rate_after(self, samples: int) -> float | None:
         """Return the learning rate after `samples` samples, for a mean gradient or per sample as

@@ -76,6 +76,10 @@ class Optimizer(UpdateRule):
         for name, vector in state.buffers.items():
             vector.fill(self.initial_values.get(name, 0.0))
 
+    def reset_part(self, state: OptimizerState, values: slice) -> None:
+        for name, vector in state.buffers.items():
+            vector[values] = self.initial_values.get(name, 0.0)
+
     @abstractmethod
     def step(
         self,

@@ -1,10 +1,10 @@
 """Building blocks of training state: every checkpoint can hold every algorithm's state.
 
 A state is a dataclass with fields of arrays, numbers, text, dictionaries of arrays by name, None,
-or nested dataclasses of the same kind. Every field except a nested dataclass has a reshard rule,
-given by `across`: its meaning on a different number of ranks. `workspace` marks fields without
-state: buffers, communicators, threads. A part with such a workspace, or kept by other ranks, is a
-`Component`.
+or nested dataclasses of the same kind, also several in a dictionary by name. Every field except a
+nested dataclass has a reshard rule, given by `across`: its meaning on a different number of ranks.
+`workspace` marks fields without state: buffers, communicators, threads. A part with such a
+workspace, or kept by other ranks, is a `Component`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "across",
     "components",
     "components_of",
+    "parts_of",
     "wait_for",
     "weight_of",
     "workspace",
@@ -44,7 +45,9 @@ def across(
     - "same": equal on all ranks, and so on any number of ranks; rank 0's value is taken.
     - "mean": an array with only its mean over the ranks kept, weighted by the `weight` attribute of
       each state, if any, and evenly if all weights are 0. Values equal on all ranks stay the same,
-      bit for bit. The model itself is a mean.
+      bit for bit. The model itself is a mean. A weight is a whole number; or, where parts of the
+      model have weights of their own, a dictionary from the end of each part in the flat vector,
+      as text, to its weight.
     - "most": a whole number with only the largest of all ranks kept.
     - "sum": an array or a whole number with its sum over the ranks kept: rank j of K' takes the
       parts of ranks j, j + K', ...
@@ -71,9 +74,26 @@ def workspace(**options: Any) -> Any:
     return dataclass_field(metadata={"workspace": True}, repr=False, **options)
 
 
-def weight_of(state: Any) -> int:
-    """Return the weight of a state's model in a mean of the ranks' models. Local."""
-    return int(getattr(state, "weight", 1))
+Weight = int | dict[str, int]
+
+
+def weight_of(state: Any) -> Weight:
+    """Return the weight of a state's model in a mean of the ranks' models: see `across`. Local."""
+    weight: Weight = getattr(state, "weight", 1)
+    return weight
+
+
+def parts_of(weight: Weight, size: int) -> dict[int, int]:
+    """Return the weight of each part of a vector, by its end. Local.
+
+    Args:
+        weight: of a state.
+        size: values in the vector. A vector without the model's layout has a single weight.
+    """
+    if not isinstance(weight, dict):
+        return {size: weight}
+    parts = dict(sorted((int(end), number) for end, number in weight.items()))
+    return parts if max(parts) == size else {size: max(parts.values())}
 
 
 class Component:
@@ -174,8 +194,10 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
         value = getattr(state, field.name)
         asked = isinstance(value, Component) and not isinstance(state, Component)
         if asked or not field.metadata.get("workspace"):
-            for place, component in components(value):
-                yield f"{field.name}.{place}".rstrip("."), component
+            several = value.items() if isinstance(value, dict) else [("", value)]
+            for name, part in several:
+                for place, component in components(part):
+                    yield ".".join(filter(None, (field.name, name, place))), component
 
 
 def components_of(states: Mapping[str, Any]) -> list[Component]:

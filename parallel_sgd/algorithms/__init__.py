@@ -7,11 +7,28 @@ from .asynchronous import DataParallelASGD
 from .asynchronous_state import DataParallelASGDState
 from .data_parallel import DataParallelSGD, DataParallelState
 from .exchange_state import ExchangeState
-from .local_updates import LocalUpdates, LocalUpdateState
+from .local_updates import Fragment, LocalUpdates, LocalUpdateState
 from .low_rank import PowerSGD, PowerSGDState
-from .outer import Averaging, Block, BlockMomentum, OuterNesterov, OuterStep, SlowMomentum
+from .outer import (
+    Averaging,
+    Block,
+    BlockMomentum,
+    DesyncedAveraging,
+    OuterNesterov,
+    OuterSGD,
+    OuterStep,
+    SlowMomentum,
+)
 from .period import BlockPeriod, Period
-from .presets import BlockMomentumSGD, CNTKBlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
+from .presets import (
+    DESLOC,
+    BlockMomentumSGD,
+    CNTKBlockMomentumSGD,
+    DiLoCo,
+    ModelAveragingSGD,
+    SlowMo,
+    SparseLoCo,
+)
 from .skipped import SavedOptimizer, Skipped
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -22,12 +39,15 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "cntk-block-momentum": CNTKBlockMomentumSGD,
     "slowmo": SlowMo,
     "diloco": DiLoCo,
+    "sparseloco": SparseLoCo,
+    "des-loc": DESLOC,
     "async": DataParallelASGD,
 }
 """By the names of the command line."""
 
 __all__ = [
     "ALGORITHMS",
+    "DESLOC",
     "Algorithm",
     "Averaging",
     "Block",
@@ -39,13 +59,16 @@ __all__ = [
     "DataParallelASGDState",
     "DataParallelSGD",
     "DataParallelState",
+    "DesyncedAveraging",
     "DiLoCo",
     "ExchangeState",
+    "Fragment",
     "LocalUpdateState",
     "LocalUpdates",
     "Minibatch",
     "ModelAveragingSGD",
     "OuterNesterov",
+    "OuterSGD",
     "OuterStep",
     "Period",
     "PowerSGD",
@@ -54,5 +77,6 @@ __all__ = [
     "Skipped",
     "SlowMo",
     "SlowMomentum",
+    "SparseLoCo",
     "Work",
 ]

@@ -38,6 +38,7 @@ def choose(
     of_blocks: bool,
     earlier: dict[str, Any],
     name: str,
+    fragments: int,
 ) -> ExchangeChoices:
     """Choose buckets, bits and transport, by measurements if options are "auto".
 
@@ -48,14 +49,16 @@ def choose(
         of_blocks: True if vectors are the changes of blocks: see `auto_bits`.
         earlier: all choices of the algorithm, of `Work`: used if there are any; changed.
         name: of the exchange among these.
+        fragments: number of parts of the vector that are exchanged at different times.
     Raises:
         SharedError: as `choose_plan`.
+        UserError: more fragments than parameters: see `cut_buckets`.
 
     Collective.
     """
     block_size, route = options.compression.block_size, options.route
     starts = options.codec(32).blocks(parameters).starts
-    buckets = cut_buckets(parameters, block_size, route.bucket_values, starts)
+    buckets = cut_buckets(parameters, block_size, route.bucket_values, starts, fragments)
     bits, measured = None, None
     if AUTO in options.all_bits:
         bits = earlier.get(f"bits of the {name}")

@@ -55,7 +55,8 @@ class ExchangeState(Component):
         overlaps: True if sums may begin during the computation of their vector.
         projecting: computes projections for the optimizer; None if not needed.
         current, current_bits: the exchange with its buffers, and its bits.
-        background: the sum under way in the background.
+        background: the sum under way in the background, or the latest.
+        background_part: the part of the vector that it sums.
         overlapped: the sum under way of a vector that is still being computed.
     """
 
@@ -76,6 +77,7 @@ class ExchangeState(Component):
     current: Exchange = workspace(default=None)
     current_bits: float | str = workspace(default=32)
     background: InBackground[None] | None = workspace(default=None)
+    background_part: int = workspace(default=0)
     overlapped: OverlappedExchange | None = workspace(default=None)
 
     @classmethod
@@ -92,6 +94,7 @@ class ExchangeState(Component):
         projected_step: Callable[[], int] | None = None,
         choices: dict[str, Any] | None = None,
         name: str = "exchange",
+        fragments: int = 1,
     ) -> ExchangeState:
         """Return the state before training.
 
@@ -107,9 +110,10 @@ class ExchangeState(Component):
             projected_step: see `Projections`; None if the optimizer needs no projections.
             choices: of `Work`; changed.
             name: of the exchange, unique within its algorithm.
+            fragments: number of parts of the vector, each summed by itself.
         Raises:
-            SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not support
-                sums in the background.
+            SharedError: as `ExchangeOptions.require_for`, `choose_plan` and `cut_buckets`; or MPI
+                does not support sums in the background.
 
         Collective.
         """
@@ -117,7 +121,7 @@ class ExchangeState(Component):
         own = comm.duplicate() if background or overlap else None
         try:
             earlier = {} if choices is None else choices
-            chosen = choose(options, parameters, own or comm, of_blocks, earlier, name)
+            chosen = choose(options, parameters, own or comm, of_blocks, earlier, name, fragments)
             state = cls(
                 bits=chosen.bits,
                 options=options,
@@ -132,7 +136,7 @@ class ExchangeState(Component):
                 overlaps=overlap,
             )
             state.current = state._exchange(options.bits_after(0))
-        except SharedError:
+        except UserError:  # on all ranks
             if own is not None:
                 own.close()
             raise
@@ -147,15 +151,26 @@ class ExchangeState(Component):
                 state.overlapped.on_complete = state.projecting.add
         return state
 
-    def sum(self, vector: Array) -> None:
-        """Replace `vector` by (the decoded form of) its sum over all ranks. Collective.
+    @property
+    def parts(self) -> list[slice]:
+        """The slice of the vector of each part, in the order of the vector."""
+        parts: dict[int, slice] = {}
+        for bucket in sorted(self.buckets, key=lambda bucket: bucket.values.start):
+            first = parts.get(bucket.part, bucket.values)
+            parts[bucket.part] = slice(first.start, bucket.values.stop)
+        return [*parts.values()]
+
+    def sum(self, vector: Array, part: int = 0) -> None:
+        """Replace a part of `vector` by (the decoded form of) its sum over all ranks. Collective.
 
         Args:
-            vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
+            vector: [n] of the parameters' dtype, finite; on return the part has the same bits on
+                all ranks.
+            part: its number, of `fragments`.
         """
         exchange = self._present_exchange()
         self._project(exchange, vector)
-        exchange.sum(vector, self.residuals)
+        exchange.sum(vector, self.residuals, part=part)
         self._sum_projections()
 
     def _project(self, exchange: Exchange, vector: Array) -> None:
@@ -176,22 +191,27 @@ class ExchangeState(Component):
         places = self.current.quantized
         return Quantized(places, self.projections.pop("sums", None)) if places else None
 
-    def begin_sum(self, vector: Array, name: str, clock: int | None = None) -> None:
-        """Start `sum` in the background. The vector must not be used until `wait`.
+    def begin_sum(self, vector: Array, name: str, clock: int | None = None, part: int = 0) -> None:
+        """Start `sum` in the background, after the sum of another part. The part of the vector must
+        not be used until `wait`.
 
         Args:
             vector: [n], as for `sum`.
             name: of the sum, in lists of this rank's threads.
             clock: determines the bits. Default: the present clock.
+            part: as for `sum`.
         """
+        self.wait()
         exchange = self._present_exchange(clock)
         self._project(exchange, vector)
         finish_on_device(vector)
-        summed = partial(exchange.sum_in_background, vector, self.residuals)
+        summed = partial(exchange.sum_in_background, vector, self.residuals, part=part)
         self.background = InBackground(f"{name} of rank {self.comm.rank}", summed)
+        self.background_part = part
 
-    def wait(self) -> None:
-        if self.background is not None:
+    def wait(self, part: int | None = None) -> None:
+        """See `Component`. With `part`, wait only for the sum of this part, if it is under way."""
+        if self.background is not None and part in (None, self.background_part):
             self.background.result()
             self.background = None
             self._sum_projections()

@@ -9,12 +9,18 @@ on n_k samples of its own. At the end of the block the ranks synchronize:
     inner    the local optimizer's state is kept, zeroed, or averaged
 
 Between two synchronizations ranks do not communicate.
+
+With P fragments, each part of the model has blocks of its own, and the blocks of the parts end at
+different times: the first block of part f is (f + 1) / P of a block long. A synchronization then
+exchanges a P-th of the model, P times as often (Douillard et al., "Streaming DiLoCo with
+overlapping communication", 2025, section 2.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, cast
 
 import numpy as np
@@ -25,14 +31,45 @@ from ..errors import SharedError, UserError
 from ..exchange import Exchange, ExchangeOptions
 from ..kernels import body
 from ..options import Real, Whole, group, option, options
+from ..parameters import Parameters
 from ..state import across, workspace
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
 from .outer import Averaging, Block, OuterStep
-from .period import BlockPeriod
+from .period import WHOLE, BlockPeriod
 from .skipped import SavedOptimizer
+
+
+@dataclass(kw_only=True)
+class Fragment:
+    """The blocks of one part of the model.
+
+    Attributes:
+        samples: of all ranks, in the present block so far.
+        own_samples: of this rank, in the present block so far.
+        steps: minibatches in the present block so far.
+        sent_samples: of all ranks, in the block under way; 0 without such a block.
+        sent_lr: learning rate of the last local step of the block under way: see
+            `LocalUpdateState.lr`.
+        blocks: ended so far.
+        is_first: True in the first of several fragments' blocks, which is shorter.
+        number: of the fragment.
+        values: its slice of the vector.
+        averaging: exchange of averaged inner states.
+    """
+
+    samples: int = across("same", least=0, default=0)
+    own_samples: int = across("share", least=0, default=0)
+    steps: int = across("same", least=0, default=0)
+    sent_samples: int = across("same", least=0, default=0)
+    sent_lr: float = across("same", least=0, default=0.0)
+    blocks: int = across("same", least=0, default=0)
+    is_first: bool = across("same", default=False)
+    number: int = workspace()
+    values: slice = workspace()
+    averaging: Exchange | None = workspace()
 
 
 @dataclass(kw_only=True)
@@ -45,33 +82,29 @@ class LocalUpdateState:
         momentum: [n], of the outer step; None without momentum.
         sent: [n], with overlap: the pseudo-gradient under way, or this rank's part of it; else
             None.
-        sent_samples: of all ranks, in the block under way; 0 without such a block.
-        block_samples: of all ranks, in the present block so far.
-        own_samples: of this rank, in the present block so far.
-        block_steps: minibatches in the present block so far.
-        lr, sent_lr: learning rate for a mean gradient, of the latest local step, and of the last
-            local step of the block under way; 0 unless the outer step divides by the rate.
+        fragments: the parts of the model, by number as text.
+        lr: learning rate for a mean gradient, of the latest local step; 0 unless the outer step
+            divides by the rate.
         warm: True before the first step. During a warm start all ranks train the same model.
-        averaging: exchange of averaged inner states.
     """
 
     exchange: ExchangeState
     start: Array = across("same")
     momentum: Array | None = across("same")
     sent: Array | None = across("same")
-    sent_samples: int = across("same", least=0, default=0)
-    block_samples: int = across("same", least=0, default=0)
-    own_samples: int = across("share", least=0, default=0)
-    block_steps: int = across("same", least=0, default=0)
+    fragments: dict[str, Fragment]
     lr: float = across("same", least=0, default=0.0)
-    sent_lr: float = across("same", least=0, default=0.0)
     warm: bool = across("same", default=True)
-    averaging: Exchange | None = workspace()
 
     @property
-    def weight(self) -> int:
-        """Weight of this rank's model in a mean of the ranks' models."""
-        return self.own_samples
+    def parts(self) -> Collection[Fragment]:
+        """The fragments, in the order of the vector."""
+        return self.fragments.values()
+
+    @property
+    def weight(self) -> dict[str, int]:
+        """Weight of this rank's model in a mean of the ranks' models, by the end of a part."""
+        return {str(part.values.stop): part.own_samples for part in self.parts}
 
 
 @options
@@ -108,6 +141,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         "samples of all ranks on which the ranks train while the exchange runs, until its "
         "result is merged (at most one block); 0: wait for the exchange",
     )
+    fragments: int = option(
+        1,
+        Whole(1),
+        "parts of the model, by consecutive parameters: each is exchanged once in a period, one "
+        "after the other, so that an exchange is short (Streaming DiLoCo)",
+    )
     merge_weight: float | None = option(
         None,
         Real(most=1),
@@ -133,6 +172,11 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                 f"{type(self).__name__} divides by the local learning rate, but optimizer "
                 f"{rule.lacks_rate}: give it one, or take another algorithm, such as DiLoCo"
             )
+        if self.fragments > 1 and self.outer.inner_state == "zero" and rule.has_second_moment:
+            raise UserError(
+                f"fragments={self.fragments} must be 1 if the state of Adam is zeroed after each "
+                "block: Adam counts the steps of the whole model; keep or average its state"
+            )
         if work.minibatch_size is not None:
             self._require_minibatch(work.minibatch_size, comm)
         exchange = ExchangeState.init(
@@ -143,13 +187,27 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             background=self.overlap_samples > 0,
             of_blocks=True,
             choices=work.choices,
+            fragments=self.fragments,
         )
+        averages = self.outer.inner_state == "average"
+
+        def averaging(values: slice) -> Exchange | None:
+            return Exchange(Parameters({"": x.flat[values]}), comm) if averages else None
+
         state = LocalUpdateState(
             exchange=exchange,
             start=x.like().flat,
             momentum=self.outer.init(x),
             sent=x.like().flat if self.overlap_samples else None,
-            averaging=Exchange(x, comm) if self.outer.inner_state == "average" else None,
+            fragments={
+                str(number): Fragment(
+                    is_first=self.fragments > 1,
+                    number=number,
+                    values=values,
+                    averaging=averaging(values),
+                )
+                for number, values in enumerate(exchange.parts)
+            },
         )
         state.start[...] = x.flat
         work.skipped.kept["optimizer"] = SavedOptimizer(work.optimizer.state)
@@ -161,19 +219,26 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if state.warm:
             state.start[...], state.warm = work.parameters.flat, False
         self._require_minibatch(total, work.comm)
-        if state.block_steps == 0:
+        if not any(fragment.steps for fragment in state.parts):
             work.skipped.keep(work.samples)
         if self.outer.divides_by_rate:
             state.lr = cast(float, work.optimizer.mean_lr(total / ranks))
         with work.comm.trace.span("update"):
             work.optimizer(work.gradient.flat, samples, total)
-        state.own_samples += samples
-        state.block_samples += total
-        state.block_steps += 1
-        if state.sent_samples and state.block_samples >= self.overlap_samples:
-            self._merge(state, work)
-        if self.period.ends(state.block_steps, state.block_samples, ranks):
-            self._synchronize(state, work, overlap=self.overlap_samples > 0)
+        for fragment in state.parts:
+            fragment.own_samples += samples
+            fragment.samples += total
+            fragment.steps += 1
+        for fragment in state.parts:
+            if fragment.sent_samples and fragment.samples >= self.overlap_samples:
+                self._merge(state, fragment, work)
+            if self.period.ends(fragment.steps, fragment.samples, ranks, self._length(fragment)):
+                self._synchronize(state, fragment, work, overlap=self.overlap_samples > 0)
+                fragment.is_first = False
+
+    def _length(self, fragment: Fragment) -> Fraction:
+        """Return the length of a fragment's present block, as a part of a period."""
+        return Fraction(fragment.number + 1, self.fragments) if fragment.is_first else WHOLE
 
     def _require_minibatch(self, samples: int, comm: Communicator) -> None:
         """Check that a minibatch is not longer than a block.
@@ -185,10 +250,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             self.period.require_minibatch(samples, comm.size)
 
     def finish(self, state: LocalUpdateState, work: Work) -> None:
-        if state.sent_samples:
-            self._merge(state, work)
-        if state.block_samples:
-            self._synchronize(state, work, overlap=False)
+        for fragment in state.parts:
+            if fragment.sent_samples:
+                self._merge(state, fragment, work)
+            if fragment.samples:
+                self._synchronize(state, fragment, work, overlap=False)
+            fragment.is_first = self.fragments > 1
         if not state.warm:
             work.parameters.flat[...] = state.start
 
@@ -198,22 +265,25 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             *self.exchange.first_calls(),
             lambda: kernels.weighted_difference(x, x, 1.0, out),
         ]
-        if isinstance(self.outer, Averaging):
-            calls.append(lambda: kernels.averaging_step(x, x))
-        else:
+        if self.outer.has_momentum:
             calls.append(lambda: kernels.outer_momentum_step(x, x, x, 1.0, 0.0, 1.0, False))
+        else:
+            calls.append(lambda: kernels.averaging_step(x, x))
         if self.overlap_samples:
             calls.append(lambda: kernels.mix(x, x, 1.0))
         return calls
 
     def replicated(self, state: LocalUpdateState, work: Work) -> bool:
-        return state.block_samples == 0
+        """See `Algorithm`. With fragments, True as the last fragment's block has ended: the other
+        fragments then lack up to a block of a failed rank's learning."""
+        return [*state.parts][-1].samples == 0
 
     def reconfigured(self, state: LocalUpdateState, work: Work) -> None:
-        own = np.array([state.own_samples], np.int64)
-        state.block_samples = int(work.comm.sum_integers(own)[0])
-        if state.block_samples == 0:
-            state.block_steps = 0
+        own = np.array([fragment.own_samples for fragment in state.parts], np.int64)
+        for fragment, samples in zip(state.parts, work.comm.sum_integers(own), strict=True):
+            fragment.samples = int(samples)
+            if fragment.samples == 0:
+                fragment.steps = 0
 
     def shared_model(self, state: LocalUpdateState, work: Work) -> Array:
         return work.parameters.flat if state.warm else state.start
@@ -222,40 +292,47 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         return {} if state.momentum is None else {"outer momentum": state.momentum}
 
     def skip(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
-        """Skip the whole block on all ranks.
+        """Skip the present blocks of all fragments on all ranks.
 
         `parameters` are Φ again. The local optimizer's state is restored to the beginning of the
-        block, or zeroed if a checkpoint was loaded since.
+        block, or zeroed if a checkpoint was loaded since, or with several fragments.
         """
-        steps, samples, clock = state.block_steps, state.block_samples, work.samples
-        state.block_samples = state.own_samples = state.block_steps = 0
+        steps = max(fragment.steps for fragment in state.parts)
+        samples, clock = max(fragment.samples for fragment in state.parts), work.samples
+        work.parameters.flat[...] = state.start
+        for fragment in state.parts:
+            fragment.samples = fragment.own_samples = fragment.steps = 0
+            fragment.is_first = self.fragments > 1
         if not work.skipped.restore(clock - samples, clock):
             work.optimizer.optimizer.reset(work.optimizer.state)
         return steps, samples
 
-    def _synchronize(self, state: LocalUpdateState, work: Work, *, overlap: bool) -> None:
-        """End a block. With overlap: only start the exchange."""
-        if state.sent_samples:  # the block was shorter than the overlap
-            self._merge(state, work)
+    def _synchronize(
+        self, state: LocalUpdateState, fragment: Fragment, work: Work, *, overlap: bool
+    ) -> None:
+        """End a fragment's block. With overlap: only start the exchange."""
+        if fragment.sent_samples:  # the block was shorter than the overlap
+            self._merge(state, fragment, work)
         x = work.parameters.flat
         term = state.sent if overlap else x  # x is about to become Φ
         try:
-            self._weigh(state, x, work, term)
+            self._weigh(state, fragment, work, term)
         except SharedError:
             x[...] = state.start  # x may hold a term of G
             raise
-        samples = state.block_samples
+        samples = fragment.samples
         if overlap:
-            state.exchange.begin_sum(term, "block exchange")
-            state.sent_samples, state.sent_lr = samples, state.lr
+            state.exchange.begin_sum(term, "block exchange", part=fragment.number)
+            fragment.sent_samples, fragment.sent_lr = samples, state.lr
         else:
-            state.exchange.sum(term)
-        state.block_samples = state.own_samples = state.block_steps = 0
+            state.exchange.sum(term, fragment.number)
+        fragment.samples = fragment.own_samples = fragment.steps = 0
         if not overlap:
-            self._outer_step(state, term, samples, state.lr, work)  # x becomes Φ
-        work.skipped.keep(work.samples)
+            self._outer_step(state, fragment, term, samples, state.lr, work)  # x becomes Φ
+        if self.fragments == 1:
+            work.skipped.keep(work.samples)
 
-    def _merge(self, state: LocalUpdateState, work: Work) -> None:
+    def _merge(self, state: LocalUpdateState, fragment: Fragment, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
         x = work.parameters.flat
         try:
@@ -264,52 +341,65 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             x[...] = state.start  # this rank's own model may not be finite
             raise
         with work.comm.trace.span("wait"):
-            state.exchange.wait()
-        self._outer_step(state, state.sent, state.sent_samples, state.sent_lr, work)
-        state.sent_samples = 0
+            state.exchange.wait(fragment.number)
+        samples, lr = fragment.sent_samples, fragment.sent_lr
+        self._outer_step(state, fragment, state.sent, samples, lr, work)
+        fragment.sent_samples = 0
         weight = 0.5 if self.merge_weight is None else self.merge_weight
-        body(x).mix(x, state.start, weight)
+        body(x).mix(x[fragment.values], state.start[fragment.values], weight)
 
-    def _weigh(self, state: LocalUpdateState, x: Array, work: Work, term: Array) -> None:
+    def _weigh(self, state: LocalUpdateState, fragment: Fragment, work: Work, term: Array) -> None:
         """Compute this rank's term of G: term = n_k / N * (Φ - x).
 
         Args:
-            term: [n], written; may be x itself.
+            term: [n], its part is written; may be the model itself.
         Raises:
             SharedError: on all ranks, if a model is not finite, or a rank has failed.
         """
-        weight = self.outer.weight(state.own_samples, state.block_samples)
-        out = None if term is x else term
-        largest = body(x).weighted_difference(x, state.start, weight, out)
+        x, start = work.parameters.flat[fragment.values], state.start[fragment.values]
+        weight = self.outer.weight(fragment.own_samples, fragment.samples)
+        out = None if term is work.parameters.flat else term[fragment.values]
+        largest = body(x).weighted_difference(x, start, weight, out)
         change = "model's change over the block"
         problem = problem_with_largest(largest, state.exchange.fewest_bits, change)
         problem, comm = work.skipped.problem(problem), work.comm
         block = {
-            "steps in the block": state.block_steps,
-            "samples of all ranks in the block": state.block_samples,
+            "steps in the block": fragment.steps,
+            "samples of all ranks in the block": fragment.samples,
         }
-        samples = comm.agree(problem, state.own_samples, equal=block, steps=state.block_steps)
-        if samples != state.block_samples:
-            counts = comm.allgather_object(state.own_samples)
+        samples = comm.agree(problem, fragment.own_samples, equal=block, steps=fragment.steps)
+        if samples != fragment.samples:
+            counts = comm.allgather_object(fragment.own_samples)
             raise SharedError(
                 f"the ranks have trained on {samples} samples in this block ({counts} by rank), "
-                f"but the block has {state.block_samples} samples: every rank must take a step "
+                f"but the block has {fragment.samples} samples: every rank must take a step "
                 "with every sample of each minibatch"
             )
 
     def _outer_step(
-        self, state: LocalUpdateState, gradient: Array, samples: int, lr: float, work: Work
+        self,
+        state: LocalUpdateState,
+        fragment: Fragment,
+        gradient: Array,
+        samples: int,
+        lr: float,
+        work: Work,
     ) -> None:
         """Take the outer step, and keep, zero or average the inner state."""
-        ranks, inner = work.comm.size, work.optimizer.state
+        ranks, inner, values = work.comm.size, work.optimizer.state, fragment.values
         block = Block(samples, self.period.length(samples, ranks), lr, ranks)
-        self.outer.step(state.start, state.momentum, gradient, block)
+        momentum = None if state.momentum is None else state.momentum[values]
+        self.outer.step(state.start[values], momentum, gradient[values], block)
+        fragment.blocks += 1
         match self.outer.inner_state:
+            case "zero" if self.fragments > 1:
+                work.optimizer.optimizer.reset_part(inner, values)
             case "zero":
                 work.optimizer.optimizer.reset(inner)
             case "average":
-                assert state.averaging is not None
+                assert fragment.averaging is not None
                 inner.align(work.comm)
-                for buffer in inner.buffers.values():
-                    buffer *= 1 / ranks
-                    state.averaging.sum(buffer)
+                for name, buffer in inner.buffers.items():
+                    if self.outer.averages(name, fragment.blocks):
+                        buffer[values] *= 1 / ranks
+                        fragment.averaging.sum(buffer[values])

@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..kernels import body
-from ..options import Choice, Options, Real, option, options
+from ..options import Choice, Options, Real, Whole, option, options
 from ..parameters import Parameters
 
 Array = Any  #: a NumPy or CuPy array
 
 InnerState = Literal["keep", "zero", "average"]
+
+SECOND_MOMENTS = ("v", "s", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+"""Names of vectors of squared gradients: of this package's optimizers, and of PyTorch's."""
 
 SMALLEST_LR = 1e-30
 """SlowMo takes smaller learning rates as 0, because G / lr could overflow float32."""
@@ -44,9 +47,11 @@ class OuterStep(Options, ABC):
 
     Attributes:
         divides_by_rate: True if `step` uses `Block.lr`.
+        has_momentum: True if `step` has a momentum.
     """
 
     divides_by_rate: ClassVar[bool] = False
+    has_momentum: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -55,7 +60,7 @@ class OuterStep(Options, ABC):
 
     def init(self, model: Parameters) -> Array | None:
         """Return the momentum before the first block: zeros [n], or None. Local."""
-        return model.like().flat
+        return model.like().flat if self.has_momentum else None
 
     @abstractmethod
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
@@ -63,6 +68,15 @@ class OuterStep(Options, ABC):
 
         Local. Cost: one pass over memory.
         """
+
+    def averages(self, name: str, blocks: int) -> bool:
+        """Return True if a vector of the local optimizer is averaged after a block. Local.
+
+        Args:
+            name: of the vector, such as "m".
+            blocks: ended so far.
+        """
+        return True
 
     def weight(self, own_samples: int, samples: int) -> float:
         """Return the weight of this rank's model in G. Local.
@@ -96,11 +110,63 @@ class Averaging(OuterStepWithInnerState):
     Φ becomes sum_k n_k x_k / N. A constant G moves the model by G a block.
     """
 
-    def init(self, model: Parameters) -> Array | None:
-        return None
+    has_momentum = False
 
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
         body(model).averaging_step(model, gradient)
+
+
+@options
+class OuterSGD(OuterStepWithInnerState):
+    """Plain outer SGD: Φ ← Φ - outer_learning_rate G.
+
+    A constant G moves the model by outer_learning_rate G a block.
+
+    Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025 (arXiv
+    2508.15706), algorithm 1.
+    """
+
+    has_momentum = False
+
+    outer_learning_rate: float = option(1.0, Real(), "the paper's alpha")
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        if self.outer_learning_rate != 1:
+            gradient *= self.outer_learning_rate
+        body(model).averaging_step(model, gradient)
+
+
+@options
+class DesyncedAveraging(OuterStep):
+    """Model averaging with periods of their own for the local optimizer's moments.
+
+    Φ ← Φ - G after every block; the first and second moments are averaged after every so many
+    blocks. The moments change more slowly than the model, so they need fewer exchanges: of
+    Adam's vectors 1 + 1/3 + 1/6 a block, instead of 3.
+
+    Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training
+    Foundation Models", ICLR 2026 (arXiv 2505.22549), algorithm 1: K_u and K_v are in units of K_x.
+    """
+
+    has_momentum = False
+
+    first_moment_every: int = option(
+        3, Whole(1), "blocks between two averages of the first moment (momentum)"
+    )
+    second_moment_every: int = option(
+        6, Whole(1), "blocks between two averages of the second moment"
+    )
+
+    @property
+    def inner_state(self) -> InnerState:
+        return "average"
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        body(model).averaging_step(model, gradient)
+
+    def averages(self, name: str, blocks: int) -> bool:
+        every = self.second_moment_every if name in SECOND_MOMENTS else self.first_moment_every
+        return blocks % every == 0
 
 
 @options

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from ..errors import SharedError
 from ..options import Options, Whole, option, options, values_of
+
+WHOLE = Fraction(1)  #: the usual part of a period
 
 
 @options
@@ -30,19 +34,20 @@ class Period(Options):
         """Return the samples of all ranks in a period, or None if the period counts minibatches."""
         return None if self.sync_period is None else self.sync_period * ranks
 
-    def ends(self, steps: int, samples: int, ranks: int) -> bool:
+    def ends(self, steps: int, samples: int, ranks: int, part: Fraction = WHOLE) -> bool:
         """Return True if a period ends after `steps` minibatches with `samples` in total.
 
         Args:
             steps: minibatches in the period so far.
             samples: of all ranks in the period so far.
             ranks: number of ranks.
+            part: the part of a period after which it ends.
         """
         size = self.samples_on(ranks)
         if size is not None:
-            return samples >= size
+            return samples >= size * part
         assert self.sync_steps is not None
-        return steps >= self.sync_steps
+        return steps >= self.sync_steps * part
 
 
 @options

@@ -13,6 +13,7 @@ keeps the compression errors, and a `transport` schedules the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..communication import Communicator
@@ -27,6 +28,7 @@ from .nccl import WithNccl
 from .pipeline import Pipelined
 from .reduction import CompressedReduction, PlainReduction, Reduction
 from .residuals import Residuals
+from .step_sizes import StepSizes
 from .transport import IsReady, Transport
 from .variable_length import VariableLengthReduction, share_step_sizes
 
@@ -103,9 +105,11 @@ class Exchange(Component):
             tag = sum(len(cut.pieces) for cut in cuts)
             cuts.append(cut_bucket(number, bucket, blocks[codec], comm.size, tag))
 
-        def reductions_over(topology: Topology) -> list[Reduction]:
+        def reductions_over(part: int, topology: Topology) -> list[Reduction]:
             reductions: list[Reduction] = []
-            for cut, codec in zip(cuts, codecs, strict=True):
+            for bucket, cut, codec in zip(buckets, cuts, codecs, strict=True):
+                if bucket.part != part:
+                    continue
                 place = cut, like, comm.rank, topology
                 if codec is None:
                     reductions.append(PlainReduction(*place))
@@ -113,14 +117,18 @@ class Exchange(Component):
                     reductions.append(CompressedReduction(*place, codec))
                 else:
                     reductions.append(VariableLengthReduction(*place, codec))
-            self._step_sizes = share_step_sizes(reductions, by_bucket=overlapped)
+            self._step_sizes.append(share_step_sizes(reductions, by_bucket=overlapped))
             return reductions
 
         self.codecs, self.comm, self._residual_decay = tuple(codecs), comm, residual_decay
+        self._step_sizes: list[list[StepSizes]] = []  # by part
         options = {} if nccl is None else {"nccl": nccl}
-        self._transport: Transport | None = TRANSPORTS[transport](
-            reductions_over, topology or Topology.flat(comm.size), comm, **options
-        )
+        topology = topology or Topology.flat(comm.size)
+        self._transports: list[Transport] = [
+            TRANSPORTS[transport](partial(reductions_over, part), topology, comm, **options)
+            for part in sorted({bucket.part for bucket in buckets})
+        ]
+        self._not_summed = {*range(len(self._transports))}  # parts without a sum so far
         self._bytes_sent = 0
         self._quantized: tuple[slice, ...] | None = None
 
@@ -130,10 +138,18 @@ class Exchange(Component):
         return Residuals.zeros(parameters.flat, sizes)
 
     @property
+    def _reductions(self) -> list[Reduction]:
+        """The reductions of all buckets, in the order of buckets."""
+        assert self._transports, "closed"
+        reductions = [
+            reduction for transport in self._transports for reduction in transport.reductions
+        ]
+        return sorted(reductions, key=lambda reduction: int(reduction.name))
+
+    @property
     def owned(self) -> dict[str, slice]:
         """This rank's stripe in the vector, by bucket name as in `Residuals.owner_error`."""
-        assert self._transport is not None
-        return {reduction.name: reduction.own for reduction in self._transport.reductions}
+        return {reduction.name: reduction.own for reduction in self._reductions}
 
     @property
     def bytes_sent(self) -> int:
@@ -143,11 +159,10 @@ class Exchange(Component):
     @property
     def quantized(self) -> tuple[slice, ...]:
         """The slices of the vector quantized by an entropy code. Local."""
-        assert self._transport is not None
         if self._quantized is None:
             variable = [
                 reduction
-                for reduction in self._transport.reductions
+                for reduction in self._reductions
                 if isinstance(reduction, VariableLengthReduction)
             ]
             spans = sorted(
@@ -162,33 +177,48 @@ class Exchange(Component):
 
     def close(self, *, failed: bool = False) -> None:
         """Release all buffers. `bytes_sent` stays available. Local."""
-        self._transport = None
+        self._transports = []
 
     def sum(
-        self, vector: Array, residuals: Residuals | None = None, is_ready: IsReady | None = None
+        self,
+        vector: Array,
+        residuals: Residuals | None = None,
+        is_ready: IsReady | None = None,
+        part: int = 0,
     ) -> None:
-        """Replace `vector` by its (decoded) sum over all ranks.
+        """Replace a part of `vector` by its (decoded) sum over all ranks.
 
         Args:
-            vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
-            residuals: updated; None if nothing is lost.
-            is_ready: returns True once the values of a bucket, given by number, are complete.
-                Polled bucket by bucket. Default: all buckets are ready.
+            vector: [n] of the parameters' dtype, finite; on return the part has the same bits on
+                all ranks.
+            residuals: those of the part are updated; None if nothing is lost.
+            is_ready: returns True once the values of a bucket, given by number in the part, are
+                complete. Polled bucket by bucket. Default: all buckets are ready.
+            part: see `Bucket`.
 
         Collective.
         """
-        assert self._transport is not None
+        transport = self._transports[part]
         if residuals is not None:
-            residuals.decay(self._residual_decay)
-        for step_sizes in self._step_sizes:
+            reductions = transport.reductions
+            begin = min(reduction.values.start for reduction in reductions)
+            end = max(reduction.values.stop for reduction in reductions)
+            names = [reduction.name for reduction in reductions]
+            residuals.decay(self._residual_decay, slice(begin, end), names)
+        for step_sizes in self._step_sizes[part]:
             step_sizes.begin()
         with self.comm.trace.span("exchange"):
-            self._bytes_sent += self._transport.sum(vector, residuals, is_ready)
-            if residuals is not None:
+            self._bytes_sent += transport.sum(vector, residuals, is_ready)
+            self._not_summed.discard(part)
+            if residuals is not None and not self._not_summed:
                 residuals.has_non_owned = False
 
     def sum_in_background(
-        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
+        self,
+        vector: Array,
+        residuals: Residuals | None,
+        is_ready: IsReady | None = None,
+        part: int = 0,
     ) -> None:
         """Call `sum` from a worker thread on the vector's GPU, and wait for the GPU.
 
@@ -196,7 +226,7 @@ class Exchange(Component):
         Collective.
         """
         with on_device(vector):
-            self.sum(vector, residuals, is_ready)
+            self.sum(vector, residuals, is_ready, part)
             finish_on_device(vector)
 
 

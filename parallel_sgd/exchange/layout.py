@@ -21,6 +21,7 @@ leads only its own values, and all ranks send to the owner directly.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..communication.messages import piece_values
+from ..errors import UserError
 from ..kernels import Blocks
 from ..kernels.blocks import IndexArray
 from ..parameters import Parameters
@@ -40,10 +42,12 @@ class Bucket:
     Attributes:
         names: of the parameters.
         values: their slice of the vector.
+        part: the number of its part of the vector; parts are exchanged at different times.
     """
 
     names: tuple[str, ...]
     values: slice
+    part: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +160,7 @@ def cut_buckets(
     block_size: int,
     bucket_values: int,
     starts: IndexArray | None = None,
+    parts: int = 1,
 ) -> list[Bucket]:
     """Cut the vector into buckets between parameters, beginning with the last parameters.
 
@@ -168,6 +173,10 @@ def cut_buckets(
         bucket_values: the least number of values in a bucket; only the last bucket may have fewer.
         starts: int64, the first value of each block. Default: blocks cut by size alone, regardless
             of parameter names.
+        parts: number of parts of consecutive buckets, of about equal size, in the order of the
+            vector.
+    Raises:
+        UserError: more parts than parameters at block borders.
 
     Local.
     """
@@ -176,14 +185,39 @@ def cut_buckets(
     begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     starts = parameters.block_starts(block_size) if starts is None else starts
     possible = np.isin(begins, starts)
+    borders = _cut_parts(begins, np.flatnonzero(possible[:-1]).tolist(), parts)
     buckets: list[Bucket] = []
     last = len(names)
     for first in range(len(names) - 1, -1, -1):
         size = int(begins[last] - begins[first])
-        if first == 0 or (possible[first] and size >= bucket_values):
-            buckets.append(Bucket(names[first:last], slice(int(begins[first]), int(begins[last]))))
+        if first in borders or (possible[first] and size >= bucket_values):
+            part = bisect_right(borders, first) - 1
+            values = slice(int(begins[first]), int(begins[last]))
+            buckets.append(Bucket(names[first:last], values, part))
             last = first
     return buckets
+
+
+def _cut_parts(begins: IndexArray, possible: Sequence[int], parts: int) -> list[int]:
+    """Return the first parameter of each part.
+
+    Args:
+        begins: the first value of each parameter, then the end of the last.
+        possible: the parameters at which a part may begin, ascending, from 0.
+        parts: their number.
+    """
+    if parts > len(possible):
+        raise UserError(
+            f"fragments={parts} must be at most {len(possible)}, the number of parameters that can "
+            "be exchanged apart (small neighbours share a block of values)"
+        )
+    chosen = [0]
+    for number in range(1, parts):
+        after, left = possible.index(chosen[-1]) + 1, parts - number
+        candidates = possible[after : len(possible) - left + 1]
+        ideal = begins[-1] * number / parts
+        chosen.append(min(candidates, key=lambda first: abs(begins[first] - ideal)))
+    return chosen
 
 
 def cut_bucket(

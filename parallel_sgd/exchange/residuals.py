@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,15 @@ class Residuals:
         for error in self.vectors:
             error.fill(0)
 
-    def decay(self, factor: float) -> None:
-        """Multiply the residuals by a factor from 0 to 1: the rest of each error is forgotten.
-        Local."""
+    def decay(self, factor: float, values: slice, buckets: Iterable[str]) -> None:
+        """Multiply residuals by a factor from 0 to 1: the rest of each error is forgotten. Local.
+
+        Args:
+            values: the slice of the vector.
+            buckets: its buckets.
+        """
         if factor != 1:
-            for error in self.vectors:
+            for error in (self.worker_error[values], *map(self.owner_error.get, buckets)):
                 error *= factor
 
     def give_non_owned(self, values: slice, vector: Array) -> None:

@@ -132,8 +132,11 @@ def _undeclared(path: str, value: Any) -> Iterator[str]:
         rule = field.metadata.get("across")
         if field.metadata.get("workspace") or item is None:
             continue
-        if is_dataclass(item):
-            yield from _undeclared(name, item)
+        several = item if isinstance(item, dict) else {"": item}
+        states = {key: one for key, one in several.items() if is_dataclass(one)}
+        if states:
+            for key, one in states.items():
+                yield from _undeclared(f"{name}.{key}".rstrip("."), one)
         elif rule is None:
             yield f"{name} must be declared by across(...) or workspace(...)"
         elif rule not in RESHARD_RULES:

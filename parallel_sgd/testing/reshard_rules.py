@@ -16,7 +16,7 @@ import numpy as np
 from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
 from ..optimizers import SGD
-from ..state import wait_for, weight_of
+from ..state import Weight, parts_of, wait_for, weight_of
 from ..training import Learner
 from ..training.checkpoint.compatibility import require_possible
 from ..training.state.reshard import leaves, reshard, stripe_sizes
@@ -149,7 +149,7 @@ class Saved:
 
     state: dict[str, Any]
     arrays: dict[str, Array]
-    weight: int
+    weight: Weight
     samples: int
     shared: Array
 
@@ -231,11 +231,16 @@ def _reshard_problem(learner: Learner, saved: Sequence[Saved]) -> str | None:
     )
 
 
-def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
-    mean: Array = np.average(
-        np.asarray(models, float), axis=0, weights=weights if any(weights) else None
-    )
-    return mean
+def _mean(models: Sequence[Array], weights: Sequence[Weight]) -> Array:
+    """Return the mean of models [n] by their weights, in each part of the model."""
+    values, means, begin = np.asarray(models, float), list[Array](), 0
+    parts = [parts_of(one, values.shape[1]) for one in weights]
+    for end in parts[0]:
+        own = [one[end] for one in parts]
+        part = values[:, begin:end]
+        means.append(np.average(part, axis=0, weights=own if any(own) else None))
+        begin = end
+    return np.concatenate(means)
 
 
 def _differs_from_rank_0(learner: Learner, when: str) -> str | None:

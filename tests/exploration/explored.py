@@ -170,6 +170,22 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "DiLoCo": learner(psgd.DiLoCo(sync_steps=4), psgd.Adam(lr=0.01)),
     "DiLoCo, overlap": learner(psgd.DiLoCo(sync_steps=4, overlap_samples=6), psgd.Adam(lr=0.01)),
+    "DiLoCo, fragments": learner(
+        psgd.DiLoCo(sync_steps=4, fragments=2, block_size=4), psgd.Adam(lr=0.01)
+    ),
+    "DiLoCo, fragments, overlap, spare": learner(
+        psgd.DiLoCo(sync_steps=4, fragments=2, block_size=4, overlap_samples=9, gradient_bits=4),
+        psgd.Adam(lr=0.01),
+        dtype="float32",
+        spares=1,
+    ),
+    "SparseLoCo": learner(
+        psgd.SparseLoCo(sync_steps=3, block_size=16), psgd.Adam(lr=0.01), dtype="float32", near=2.0
+    ),
+    "DES-LOC": learner(
+        psgd.DESLOC(sync_steps=2, first_moment_every=2, second_moment_every=3),
+        psgd.Adam(lr=0.01),
+    ),
     "servers": pushes(1),
     "servers, spare": pushes(1, spares=1),
     "2 servers": pushes(2, min_block=10),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallel_sgd import (
+    DESLOC,
     Adam,
     BlockMomentumSGD,
     CNTKBlockMomentumSGD,
@@ -15,12 +16,14 @@ from parallel_sgd import (
     MomentumSGD,
     PowerSGD,
     SlowMo,
+    SparseLoCo,
 )
 
 OUTER_MOMENTUM = {"serial": "the outer momentum is at work on one rank, too"}
 ZEROED = {"serial": "the local momentum is zeroed after every block"}
 DRY = "dry_ranks_count_nothing"
 LONGER = {DRY: "where others have no samples, one rank's last longer than those that are compared"}
+AVERAGED = "the local momenta are averaged, also those of ranks without samples"
 ADDED = "the ranks' updates are added, whatever their samples"
 
 CONFORMING = {
@@ -53,7 +56,7 @@ CONFORMING = {
             "optimizer": MomentumSGD(lr=0.1),
             "exceptions": {
                 "serial": "merging takes back half of the steps during the exchange",
-                DRY: "the local momenta are averaged, also those of ranks without samples",
+                DRY: AVERAGED,
             },
             "one_rank": lambda ranks: replace(late, overlap_samples=-(-5 // ranks)),
         },
@@ -114,6 +117,26 @@ CONFORMING = {
             "exceptions": OUTER_MOMENTUM | LONGER,
             "one_rank": lambda ranks: replace(overlapping, overlap_samples=-(-5 // ranks)),
         },
+    ),
+    "DiLoCo, fragments": (
+        streaming := DiLoCo(
+            sync_steps=3, fragments=2, block_size=16, gradient_bits=4, overlap_samples=4
+        ),
+        {
+            "exceptions": OUTER_MOMENTUM | LONGER,
+            "one_rank": lambda ranks: replace(streaming, overlap_samples=-(-4 // ranks)),
+        },
+    ),
+    "SparseLoCo": (
+        SparseLoCo(sync_steps=2, gradient_bits=1, block_size=16),
+        {
+            "optimizer": Adam(lr=0.03, weight_decay=0.1),
+            "exceptions": {"owed": "what a message loses decays"},
+        },
+    ),
+    "DES-LOC": (
+        DESLOC(sync_steps=1, first_moment_every=2, second_moment_every=4),
+        {"optimizer": Adam(lr=0.03), "exceptions": {DRY: AVERAGED}},
     ),
     # Its other modes promise less: see test_parameter_server_conformance.
     "asynchronous, in rounds": (

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from mutations import Mutation, nothing
 
+from parallel_sgd import MomentumSGD
 from parallel_sgd.algorithms import (
     Averaging,
     BlockMomentum,
+    DesyncedAveraging,
     LocalUpdates,
     OuterNesterov,
+    OuterSGD,
     OuterStep,
     SlowMomentum,
 )
+from parallel_sgd.algorithms.period import WHOLE
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.kernels import body
 
@@ -46,14 +50,14 @@ def stale_start(right, self, state, *arguments, **options):
     state.start[:] = before
 
 
-def next_rate(right, self, state, gradient, samples, lr, work):
+def next_rate(right, self, state, fragment, gradient, samples, lr, work):
     """γ is not the block's rate, but that of the step that follows."""
-    return right(self, state, gradient, samples, work.optimizer.lr, work)
+    return right(self, state, fragment, gradient, samples, work.optimizer.lr, work)
 
 
-def own_samples_decide(right, self, state, x, work, term):
-    right(self, state, x, work, term)
-    state.block_samples = work.comm.size * state.own_samples
+def own_samples_decide(right, self, state, fragment, work, term):
+    right(self, state, fragment, work, term)
+    fragment.samples = work.comm.size * fragment.own_samples
 
 
 def captured_too_early(right, self, state, *arguments):
@@ -73,21 +77,52 @@ def remembers_while_the_rate_is_0(right, self, model, momentum, gradient, block)
         momentum[:] = before
 
 
-def merged_at_the_new_rate(right, self, state, work):
-    state.sent_lr = state.lr
-    right(self, state, work)
+def merged_at_the_new_rate(right, self, state, fragment, work):
+    fragment.sent_lr = state.lr
+    right(self, state, fragment, work)
 
 
 def not_merged_between_blocks(right, self, state, work):
-    if state.block_samples == 0:
-        state.sent_samples = 0
+    for fragment in state.parts:
+        if fragment.samples == 0:
+            fragment.sent_samples = 0
     right(self, state, work)
 
 
-def merged_at_once(right, self, state, work, **options):
-    right(self, state, work, **options)
-    if state.sent_samples:
-        self._merge(state, work)
+def merged_at_once(right, self, state, fragment, work, **options):
+    right(self, state, fragment, work, **options)
+    if fragment.sent_samples:
+        self._merge(state, fragment, work)
+
+
+def all_blocks_begin_together(right, self, fragment):
+    return WHOLE
+
+
+def all_blocks_are_short(right, self, fragment):
+    fragment.is_first = True
+    return right(self, fragment)
+
+
+def never_desynced(right, self, name, blocks):
+    return True
+
+
+def first_for_second(right, self, name, blocks):
+    return right(self, "m", blocks)
+
+
+def whole_model_is_mixed(right, self, state, fragment, work):
+    right(self, state, fragment, work)
+    work.parameters.flat[:] = state.start
+
+
+def only_the_first_part(right, self, vector, residuals=None, is_ready=None, part=0):
+    right(self, vector, residuals, is_ready)
+
+
+def whole_state_is_zeroed(right, self, state, values):
+    self.reset(state)
 
 
 LOCAL_MUTATIONS = [
@@ -184,4 +219,61 @@ LOCAL_MUTATIONS = [
         [OVERLAP],
     ),
     Mutation("no delay", LocalUpdates, "_synchronize", merged_at_once, ["equations, overlap"]),
+    Mutation(
+        "no rate of the outer SGD",
+        OuterSGD,
+        "step",
+        lambda right, self, *arguments: right(OuterSGD(), *arguments),
+        ["equations, SparseLoCo"],
+    ),
+    Mutation("flipped sign, OuterSGD", OuterSGD, "step", negated, ["equations, SparseLoCo"]),
+    Mutation(
+        "moments averaged after every block",
+        DesyncedAveraging,
+        "averages",
+        never_desynced,
+        ["equations, DES-LOC", "equations, fragments, averaged"],
+    ),
+    Mutation(
+        "the second moment at the period of the first",
+        DesyncedAveraging,
+        "averages",
+        first_for_second,
+        ["equations, DES-LOC", "equations, fragments, averaged"],
+    ),
+    Mutation(
+        "fragments that end together",
+        LocalUpdates,
+        "_length",
+        all_blocks_begin_together,
+        ["equations, fragments", "equations, fragments, overlap"],
+    ),
+    Mutation(
+        "only short blocks of fragments",
+        LocalUpdates,
+        "_length",
+        all_blocks_are_short,
+        ["equations, fragments", "equations, fragments, overlap"],
+    ),
+    Mutation(
+        "a merge of the whole model",
+        LocalUpdates,
+        "_merge",
+        whole_model_is_mixed,
+        ["equations, fragments, overlap"],
+    ),
+    Mutation(
+        "the whole local state zeroed after a fragment's block",
+        MomentumSGD,
+        "reset_part",
+        whole_state_is_zeroed,
+        ["equations, fragments by samples"],
+    ),
+    Mutation(
+        "only the first fragment exchanged",
+        Exchange,
+        "sum",
+        only_the_first_part,
+        ["equations, fragments"],
+    ),
 ]

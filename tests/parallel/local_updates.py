@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from cases import minibatch_of
 from invariants import same_on_all_ranks
 
 from parallel_sgd import (
+    DESLOC,
     SGD,
     Adam,
     BlockMomentumSGD,
@@ -27,6 +30,7 @@ from parallel_sgd import (
     NesterovSGD,
     Optimizer,
     SlowMo,
+    SparseLoCo,
 )
 from parallel_sgd.algorithms import Algorithm, LocalUpdates
 from parallel_sgd.models import MLP
@@ -87,6 +91,37 @@ ALGORITHMS: dict[str, tuple[LocalUpdates, Optimizer]] = {
         SGD(lr=0.1),
     ),
     "overlap, SlowMo": (SlowMo(sync_steps=2, overlap_samples=1000), PAUSING),
+    "SparseLoCo": (
+        SparseLoCo(sync_steps=3, gradient_bits=32, outer_learning_rate=0.8),
+        Adam(lr=0.01),
+    ),
+    "DES-LOC": (
+        DESLOC(sync_steps=1, first_moment_every=2, second_moment_every=5),
+        Adam(lr=0.01),
+    ),
+    "fragments": (
+        DiLoCo(sync_steps=4, fragments=3, block_size=4),
+        Adam(lr=0.01, weight_decay=0.01),
+    ),
+    "fragments by samples": (
+        BlockMomentumSGD(block_samples=30, fragments=2, block_size=4),
+        MomentumSGD(lr=0.05),
+    ),
+    "fragments, overlap": (
+        SlowMo(sync_steps=5, fragments=3, block_size=4, overlap_samples=9, merge_weight=0.3),
+        PAUSING,
+    ),
+    "fragments, averaged": (
+        DESLOC(
+            sync_period=11,
+            fragments=2,
+            block_size=4,
+            first_moment_every=1,
+            second_moment_every=2,
+            overlap_samples=1000,
+        ),
+        Adam(lr=0.01),
+    ),
 }
 
 
@@ -95,8 +130,10 @@ def outer_step(
 ) -> tuple[Array, Array]:
     """Φ and the outer momentum after a block gradient (for CNTK's form: ranks times it)."""
     match algorithm:
-        case ModelAveragingSGD():
+        case ModelAveragingSGD() | DESLOC():
             return phi - g, m
+        case SparseLoCo(outer_learning_rate=rate):
+            return phi - rate * g, m
         case SlowMo(slow_momentum=beta, slow_learning_rate=alpha):
             if lr == 0:
                 return phi - alpha * g, beta * m
@@ -120,13 +157,33 @@ def outer_step(
     raise AssertionError(algorithm)
 
 
+#: The ends of a model's fragments in the flat vector, by their number: parameters of 30, 5, 20, 4.
+ENDS = {1: [59], 2: [30, 59], 3: [30, 35, 59]}
+
+
 @dataclass
 class Worker:
     """One rank of `ByHand`."""
 
     model: MLP
     local_step: Any
-    own: int = 0
+
+
+@dataclass
+class Part:
+    """A fragment of the model, in `ByHand`: its samples by rank, and what is under way."""
+
+    values: slice
+    length: Fraction  #: of its first block, in periods
+    own: list[int]
+    steps: int = 0
+    blocks: int = 0
+    is_first: bool = True
+    sent: tuple[Array, int, float] | None = None
+
+    @property
+    def samples(self) -> int:
+        return sum(self.own)
 
 
 class ByHand:
@@ -138,9 +195,12 @@ class ByHand:
         self.workers = [Worker(model, optimizer.bind(model.parameters)) for model in models]
         self.phi = models[0].parameters.flat.copy()
         self.m = np.zeros_like(self.phi)
-        self.block = self.steps = 0
+        ends = ENDS[algorithm.fragments]
+        self.parts = [
+            Part(slice(begin, end), Fraction(number, len(ends)), [0] * ranks)
+            for number, (begin, end) in enumerate(pairwise([0, *ends]), start=1)
+        ]
         self.lr = 0.0
-        self.sent: tuple[Array, int, float] | None = None
 
     @property
     def clock(self) -> int:
@@ -159,28 +219,26 @@ class ByHand:
         self.lr = self.workers[0].local_step.lr
         for worker, (x, y) in zip(self.workers, parts, strict=True):
             self._train(worker, x, y, total)
-            worker.own += len(y)
-        self.block += total
-        self.steps += 1
-        if self.sent and self.block >= self.algorithm.overlap_samples:
-            self._merge()
-        if self._full():
-            if self.sent:
-                self._merge()
-            self.sent = self._reduced(), self.block, self.lr
-            self.block = self.steps = 0
-            for worker in self.workers:
-                worker.own = 0
-            if not self.algorithm.overlap_samples:
-                self._merge(weight=0.0)
+        for part in self.parts:
+            part.own = [own + len(y) for own, (_, y) in zip(part.own, parts, strict=True)]
+            part.steps += 1
+            if part.sent and part.samples >= self.algorithm.overlap_samples:
+                self._merge(part)
+            if self._full(part):
+                if part.sent:
+                    self._merge(part)
+                self._end(part)
+                part.is_first = False
+                if not self.algorithm.overlap_samples:
+                    self._merge(part, weight=0.0)
 
     def finish(self) -> None:
-        if self.sent:
-            self._merge()
-        if self.block:
-            self.sent = self._reduced(), self.block, self.lr
-            self.block = 0
-            self._merge()
+        for part in self.parts:
+            if part.sent:
+                self._merge(part)
+            if part.samples:
+                self._end(part)
+                self._merge(part)
         for worker in self.workers:
             worker.model.parameters.flat[:] = self.phi
 
@@ -190,41 +248,55 @@ class ByHand:
         worker.model.gradient(x, y, out=gradient)
         worker.local_step(gradient.flat, len(y), total)
 
-    def _full(self) -> bool:
-        algorithm = self.algorithm
+    def _full(self, part: Part) -> bool:
+        algorithm, length = self.algorithm, part.length if part.is_first else 1
         if algorithm.sync_steps:
-            return self.steps == algorithm.sync_steps
-        return self.block >= (algorithm.block_samples or algorithm.sync_period * self.ranks)
+            return part.steps >= length * algorithm.sync_steps
+        period = algorithm.block_samples or algorithm.sync_period * self.ranks
+        return part.samples >= length * period
 
-    def _reduced(self) -> Array:
+    def _end(self, part: Part) -> None:
         weights = [
-            1.0 if isinstance(self.algorithm, CNTKBlockMomentumSGD) else worker.own / self.block
-            for worker in self.workers
+            1.0 if isinstance(self.algorithm, CNTKBlockMomentumSGD) else own / part.samples
+            for own in part.own
         ]
-        models = [worker.model.parameters.flat for worker in self.workers]
-        return sum(w * (self.phi - x) for w, x in zip(weights, models, strict=True))
+        phi = self.phi[part.values]
+        models = [worker.model.parameters.flat[part.values] for worker in self.workers]
+        g = sum(w * (phi - x) for w, x in zip(weights, models, strict=True))
+        part.sent = g, part.samples, self.lr
+        part.own, part.steps = [0] * self.ranks, 0
 
-    def _merge(self, weight: float | None = None) -> None:
+    def _merge(self, part: Part, weight: float | None = None) -> None:
         if weight is None:
             weight = 0.5 if self.algorithm.merge_weight is None else self.algorithm.merge_weight
-        g, samples, lr = self.sent
-        self.sent = None
-        self.phi, self.m = outer_step(self.algorithm, self.phi, self.m, g, samples, lr, self.ranks)
+        (g, samples, lr), values = part.sent, part.values
+        part.sent = None
+        self.phi[values], self.m[values] = outer_step(
+            self.algorithm, self.phi[values], self.m[values], g, samples, lr, self.ranks
+        )
         for worker in self.workers:
-            x = worker.model.parameters.flat
-            x[:] = weight * x + (1 - weight) * self.phi
-        self._inner()
+            x = worker.model.parameters.flat[values]
+            x[:] = weight * x + (1 - weight) * self.phi[values]
+        part.blocks += 1
+        self._inner(part)
 
-    def _inner(self) -> None:
-        algorithm = self.algorithm
+    def _inner(self, part: Part) -> None:
+        algorithm, values = self.algorithm, part.values
         resets = getattr(algorithm, "reset_sgd_momentum", None)
-        policy = {True: "zero", False: "keep", None: algorithm.inner_state}[resets]
+        if isinstance(algorithm, DESLOC):
+            every = {"m": algorithm.first_moment_every, "v": algorithm.second_moment_every}
+            policy = "average"
+        else:
+            every = {}
+            policy = {True: "zero", False: "keep"}.get(resets) or algorithm.inner_state
         states = [worker.local_step.state for worker in self.workers]
         for name in states[0].buffers if policy != "keep" else ():
-            mean = sum(state.buffers[name] for state in states) / self.ranks
+            if part.blocks % every.get(name, 1):
+                continue
+            mean = sum(state.buffers[name][values] for state in states) / self.ranks
             for state in states:
-                state.buffers[name][:] = 0 if policy == "zero" else mean
-        if policy == "zero":
+                state.buffers[name][values] = 0 if policy == "zero" else mean
+        if policy == "zero" and len(self.parts) == 1:
             for state in states:
                 state.steps = 0
 
@@ -370,6 +442,35 @@ def slow_momentum_divides_by_the_rate_of_a_mean(comm: Communicator) -> None:
     rises = Steps({0: 0.1, 8 * comm.size: 0.3})
     assert alike(final(SGD(lr_per_sample=0.05)), final(SGD(lr=rises)))
     assert not alike(final(SGD(lr=0.1)), final(SGD(lr=rises)))
+
+
+def fragments_every_step_are_data_parallel(comm: Communicator) -> None:
+    """With plain SGD and a period of 1: in whatever number of fragments."""
+    for fragments in ENDS:
+        every = ModelAveragingSGD(sync_steps=1, fragments=fragments, block_size=4)
+        one = trained(comm, every, SGD(lr=0.2))
+        assert alike(one, trained(comm, DataParallelSGD(), SGD(lr=0.2)))
+        longer = trained(comm, replace(every, sync_steps=3), SGD(lr=0.2))
+        assert alike(one, longer) == (comm.size == 1)
+
+
+def desynced_in_step_is_averaging(comm: Communicator) -> None:
+    """DES-LOC with equal periods is model averaging that averages the local optimizer's state."""
+    optimizer, average = Adam(lr=0.02), ModelAveragingSGD(sync_steps=2, inner_state="average")
+    one = trained(comm, average, optimizer)
+    for second in (1, 2):
+        desynced = DESLOC(sync_steps=2, first_moment_every=1, second_moment_every=second)
+        same = alike(one, trained(comm, desynced, optimizer))
+        assert same == (second == 1 or comm.size == 1)
+
+
+def sparse_is_diloco_without_momentum(comm: Communicator) -> None:
+    """SparseLoCo with 32 bits, whatever the decay."""
+    options = {"sync_steps": 3, "outer_learning_rate": 0.6}
+    one = trained(comm, DiLoCo(**options, outer_momentum=0.0), Adam(lr=0.02))
+    for decay in (0.0, 0.95, 1.0):
+        sparse = SparseLoCo(**options, gradient_bits=32, residual_decay=decay)
+        assert alike(one, trained(comm, sparse, Adam(lr=0.02)))
 
 
 def diloco_is_nesterov_block_momentum(comm: Communicator) -> None:

@@ -81,14 +81,14 @@ def nothing(right, *_, **__):
     """It is not called."""
 
 
-def keeps_old(which, right, self, vector, residuals):
+def keeps_old(which, right, self, vector, residuals, **part):
     old = residual(residuals, which).copy()
-    right(self, vector, residuals)
+    right(self, vector, residuals, **part)
     residual(residuals, which)[:] = old
 
 
-def resets(which, right, self, vector, residuals):
-    right(self, vector, residuals)
+def resets(which, right, self, vector, residuals, **part):
+    right(self, vector, residuals, **part)
     residual(residuals, which).fill(0)
 
 
@@ -96,8 +96,8 @@ def residual(residuals, which):
     return residuals.worker_error if which == "worker" else residuals.owner_error["0"]
 
 
-def negates(right, self, vector, *residuals):
-    right(self, vector, *residuals)
+def negates(right, self, vector, *residuals, **part):
+    right(self, vector, *residuals, **part)
     np.negative(vector, out=vector)
 
 

@@ -86,7 +86,8 @@ def test_wrong_arguments_are_refused(given):
         (
             wrong_conduct.own_samples_declared("same"),
             "same_state",
-            'rank 1: step 0, algorithm.own_samples, which is across("same"), is 3, but 0 on rank 0',
+            "rank 1: step 0, algorithm.fragments.0.own_samples, which is "
+            'across("same"), is 3, but 0 on rank 0',
         ),
         (
             wrong_conduct.own_samples_declared("same"),

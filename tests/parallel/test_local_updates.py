@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from functools import partial
 
@@ -13,7 +14,9 @@ from local_updates import ALGORITHMS, equals_the_equations
 
 from parallel_sgd import (
     SGD,
+    Adam,
     BlockMomentumSGD,
+    DiLoCo,
     Learner,
     ModelAveragingSGD,
     MomentumSGD,
@@ -23,6 +26,7 @@ from parallel_sgd import (
 from parallel_sgd.algorithms import Block, SlowMomentum
 from parallel_sgd.data import RankSource, Source
 from parallel_sgd.errors import SharedError
+from parallel_sgd.models import MLP
 from parallel_sgd.state import wait_for
 
 IDENTITIES = [
@@ -33,6 +37,9 @@ IDENTITIES = [
     local_updates.slow_momentum_is_classical_at_a_constant_rate,
     local_updates.slow_momentum_divides_by_the_rate_of_a_mean,
     local_updates.diloco_is_nesterov_block_momentum,
+    local_updates.fragments_every_step_are_data_parallel,
+    local_updates.desynced_in_step_is_averaging,
+    local_updates.sparse_is_diloco_without_momentum,
 ]
 
 
@@ -160,3 +167,41 @@ def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
     message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
     with pytest.raises(SharedError, match=message):
         learner.step(samples=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fragments": 5}, "fragments=5 must be at most 4, the number of parameters"),
+        (
+            {"fragments": 2, "inner_state": "zero"},
+            "fragments=2 must be 1 if the state of Adam is zeroed",
+        ),
+    ],
+)
+def test_fragments_that_a_model_cannot_have(comm, options, message):
+    model = MLP([6, 5, 4], seed=0)
+    algorithm = DiLoCo(sync_steps=3, block_size=4, **options)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        Learner(model.parameters, Adam(lr=0.1), algorithm, comm)
+
+
+def test_fragments_are_exchanged_one_after_the_other(on_ranks):
+    """In equal parts of a period, each with its part of the bytes."""
+
+    def body(comm):
+        parameters = Parameters({name: np.zeros(12_000, np.float32) for name in "abcd"})
+        algorithm = ModelAveragingSGD(sync_steps=8, fragments=4, block_size=100)
+        learner = Learner(parameters, SGD(lr=0.1), algorithm, comm)
+        sent = [0]
+        for _ in range(24):
+            learner.gradient.flat.fill(1 + comm.rank)
+            learner.announce(1, comm.size)
+            learner.step(samples=1)
+            sent.append(learner.bytes_sent)
+        return np.diff(sent).tolist()
+
+    results = on_ranks(body)
+    part = 2 * (len(results) - 1) * 12_000 * 4 // len(results)
+    for sent in results:
+        assert sent == [part * (step % 2) for step in range(24)]

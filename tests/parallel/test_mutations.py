@@ -34,6 +34,7 @@ from local_updates import (
     block_momentum_every_step_is_momentum,
     diloco_is_nesterov_block_momentum,
     equals_the_equations,
+    fragments_every_step_are_data_parallel,
     slow_momentum_is_classical_at_a_constant_rate,
 )
 from low_rank import (
@@ -100,6 +101,7 @@ CHECKS: dict[str, Check] = {
     "block momentum and momentum": block_momentum_every_step_is_momentum,
     "SlowMo and classical": slow_momentum_is_classical_at_a_constant_rate,
     "DiLoCo and Nesterov": diloco_is_nesterov_block_momentum,
+    "fragments and data-parallel": fragments_every_step_are_data_parallel,
     "PowerSGD, the paper": equals_the_paper,
     "PowerSGD, conservation": partial(conserves, rank=2, scale=1.0),
     "PowerSGD, exact": partial(is_exact_at_low_rank, rank=2, scale=1.0),

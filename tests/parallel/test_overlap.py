@@ -85,7 +85,7 @@ def test_each_bucket_has_a_step_of_its_own(comm, transport):
     for step in range(STEPS):
         minibatch(learner, step, tell=True)
     assert residuals.worker_error.any()
-    assert len(learner.state.exchange.current._step_sizes) > 2
+    assert len(learner.state.exchange.current._step_sizes[0]) > 2
     same_on_all_ranks(comm, learner.parameters.flat)
 
 

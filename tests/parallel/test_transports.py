@@ -187,7 +187,7 @@ def test_bytes_of_messages(comm):
         sends[0](array, peer, tag, then)
 
     exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
-    sent = exchange._transport.messages
+    sent = exchange._transports[0].messages
     sends, sent.send = [sent.send], counted
     vector = gradient_of(comm.rank, 0, parameters.flat.size)
     exchange.sum(vector)

@@ -8,7 +8,7 @@ import numpy as np
 from wrong_results import LastBlockIsLost, with_exchange
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
-from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
+from parallel_sgd.algorithms import ExchangeState, Fragment, LocalUpdateState
 from parallel_sgd.communication import AllRanks, AllTrain
 from parallel_sgd.exchange.residuals import Residuals
 from parallel_sgd.state import Component, across, workspace
@@ -29,7 +29,21 @@ def with_state(base, *, state=LocalUpdateState, **fields):
 
 
 def own_samples_declared(rule):
-    return with_state(ModelAveragingSGD, own_samples=across(rule, default=0))
+    return with_fragment(ModelAveragingSGD, own_samples=across(rule, default=0))
+
+
+def with_fragment(base, **fields):
+    """Local updates in whose fragments these fields are declared otherwise."""
+    declared = [(name, object, field) for name, field in fields.items()]
+    kind = make_dataclass("Fragment", declared, bases=(Fragment,), kw_only=True)
+
+    class WithFragment(base):
+        def init(self, work):
+            state = super().init(work)
+            state.fragments = {name: kind(**vars(part)) for name, part in state.fragments.items()}
+            return state
+
+    return WithFragment(sync_steps=3)
 
 
 def start_declared(rule):
@@ -203,7 +217,7 @@ class AnswersIfAsked(ModelAveragingSGD):
 FAULTS = [
     (AnswersIfAsked(sync_steps=3), ["orders"]),
     (with_state(DiLoCo, momentum=workspace()), ["resume"]),
-    (with_state(ModelAveragingSGD, block_steps=workspace(default=0)), ["resume"]),
+    (with_fragment(ModelAveragingSGD, steps=workspace(default=0)), ["resume"]),
     (with_exchange(DataParallelSGD, ForgetsResiduals, gradient_bits=1), ["resume"]),
     (with_exchange(DataParallelSGD, TakesMeansOfErrors, gradient_bits=1), ["later_resharded"]),
     (with_state(DiLoCo, clock=0), ["state"]),
@@ -213,7 +227,7 @@ FAULTS = [
     (own_samples_declared("same"), ["same_state", "resharded"]),
     (own_samples_declared("mean"), ["state", "resharded"]),
     (own_samples_declared("most"), ["resharded"]),
-    (with_state(ModelAveragingSGD, block_samples=across("share", default=0)), ["resharded"]),
+    (with_fragment(ModelAveragingSGD, samples=across("share", default=0)), ["resharded"]),
     (start_declared("sum"), ["resharded"]),
     (with_state(DiLoCo, momentum=across("sum")), ["resharded", "merged"]),
     (with_state(DiLoCo, state=DropsMomentum, momentum=across("drop", default=None)), ["merged"]),

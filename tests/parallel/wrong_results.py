@@ -61,7 +61,7 @@ class Stripe(DataParallelSGD):
 
 
 class NoAverage(ExchangeState):
-    def sum(self, vector):
+    def sum(self, vector, part=0):
         pass
 
 
@@ -109,7 +109,7 @@ class ModelsStayApart(ModelAveragingSGD):
     def step(self, state, work, minibatch):
         own = work.parameters.flat.copy()
         super().step(state, work, minibatch)
-        if not state.block_samples:
+        if not state.fragments["0"].samples:
             work.parameters.flat[...] += own - state.start
 
 
@@ -185,7 +185,7 @@ class WritesSharedModel(ModelAveragingSGD):
 
 
 class WaitingChangesResiduals(ExchangeState):
-    def wait(self):
+    def wait(self, part=None):
         self.residuals.worker_error *= 1.1
 
 

@@ -94,6 +94,8 @@ REFUSED = {
     "DiLoCo": """
         outer_momentum=2 must be a finite number
         outer_learning_rate='fast' must be a finite number
+        fragments=0 must be a whole number, at least 1
+        fragments=2.5 must be a whole number, at least 1
     """,
     "DataParallelASGD": """
         servers=-1 must be a whole number, at least 0

@@ -14,7 +14,7 @@ from cases import BLOCK_SIZE, gradient_of, samples_of, zeros
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.algorithms import LocalUpdates, exchange_choices
-from parallel_sgd.state import across, weight_of
+from parallel_sgd.state import Weight, across, parts_of, weight_of
 from parallel_sgd.training.state import reshard
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
@@ -54,7 +54,7 @@ class Ranks:
 
     models: list[np.ndarray]
     m: list[np.ndarray]
-    weights: list[int]
+    weights: list[Weight]
     steps: list[int]
     samples: list[int]
     sent: int
@@ -74,8 +74,9 @@ class Ranks:
         )
 
     def mean(self, vectors: list[np.ndarray]) -> np.ndarray:
-        weights = self.weights if any(self.weights) else None
-        return np.average(np.array(vectors, float), axis=0, weights=weights)
+        weights = [max(parts_of(weight, 0).values()) for weight in self.weights]
+        given = weights if any(weights) else None
+        return np.average(np.array(vectors, float), axis=0, weights=given)
 
     def residuals(self) -> tuple[np.ndarray, np.ndarray]:
         by_rank = [state.exchange.residuals for state in self.state]
@@ -122,7 +123,8 @@ def test_what_the_ranks_have_together_is_kept(name, old, new, steps, tmp_path):
     assert after.sent == before.sent
     assert set(after.samples) == set(before.samples)
     by_blocks = isinstance(algorithm, LocalUpdates)
-    assert sum(after.weights) == (sum(before.weights) if by_blocks else new)
+    if not by_blocks:
+        assert after.weights == [1] * new
     for now, then in ((after.models, before.models), (after.m, before.m)):
         np.testing.assert_allclose(after.mean(now), before.mean(then), rtol=1e-5, atol=1e-6)
         if old != new:
@@ -134,9 +136,11 @@ def test_what_the_ranks_have_together_is_kept(name, old, new, steps, tmp_path):
         for now, then in zip(after.residuals(), before.residuals(), strict=True):
             np.testing.assert_allclose(now, then, rtol=1e-5, atol=1e-5)
     if by_blocks:
-        blocks = {state.block_samples for state in before.state}
-        assert {state.block_samples for state in after.state} == blocks
-        assert sum(state.own_samples for state in after.state) in blocks
+        (then,), (now,) = (
+            {state.fragments["0"].samples for state in run.state} for run in (before, after)
+        )
+        own = sum(state.fragments["0"].own_samples for state in after.state)
+        assert then == now == own
         assert all(np.array_equal(s.start, before.state[0].start) for s in after.state)
 
     def go_on(comm: Communicator) -> np.ndarray:

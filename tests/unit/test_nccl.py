@@ -109,7 +109,7 @@ def test_non_owned_residuals_are_sent(machine: Machine) -> None:
             exchange = Exchange(parameters, comm, codec, topology=topology, **options)
             residuals = exchange.residuals(parameters)
             owners = [topology.hosts[topology.host_of[k]].index(k) for k in range(comm.size)]
-            for owner, stripe in enumerate(exchange._transport.reductions[0].stripes):
+            for owner, stripe in enumerate(exchange._transports[0].reductions[0].stripes):
                 non_owned = owners[owner] != place
                 residuals.worker_error[stripe.values] = 7 if non_owned else 0.1
             vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size))

@@ -12,7 +12,7 @@ import numpy as np
 from ...array_files import StoredArray
 from ...errors import UserError
 from ...kernels import body
-from ...options import values_of
+from ...options import all_options, values_of
 from ...state import components
 from ...validation import LARGEST_INTEGER, shown
 from ..learner import Learner
@@ -99,8 +99,15 @@ def _require_counts(live: Any, saved: Tree, where: str) -> None:
     """Check numbers with a declared least value: finite, and not below it."""
     for field in state_fields(live):
         value, name, least = saved[field.name], f"{where}.{field.name}", field.metadata.get("least")
-        if is_state(getattr(live, field.name)):
-            _require_counts(getattr(live, field.name), value, name)
+        part = getattr(live, field.name)
+        parts = (
+            {key: one for key, one in part.items() if is_state(one)} if type(part) is dict else {}
+        )
+        if is_state(part):
+            _require_counts(part, value, name)
+        elif parts:
+            for key, one in parts.items():
+                _require_counts(one, value[key], f"{name}.{key}")
         elif least is not None and isinstance(value, int | float) and not least <= value < math.inf:
             raise UserError(f"{name}={shown(value)} must be a finite number, at least {least}")
 
@@ -153,6 +160,10 @@ class _Comparison:
         _require_kind(live, annotation, saved, where)
         live = live if isinstance(live, dict) else {}
         like = next(iter(live.values()), None)
+        if is_state(like) and live.keys() != saved.keys():
+            raise UserError(
+                f"has {where} {', '.join(saved)}, but this program has {', '.join(live)}"
+            )
         for name, value in saved.items():
             kind = "Any" if like is None else ""
             self.check(live.get(name, like), kind, value, f"{where}.{name}", rule)
@@ -222,3 +233,13 @@ def _options(options: Any) -> dict[str, Any]:
     """Return the class name of a dataclass of options, and the `repr` of each option."""
     values = {name: repr(value) for name, value in values_of(options).items()}
     return {"name": type(options).__name__, "options": values}
+
+
+def default_options(learner: Learner) -> dict[str, dict[str, str]]:
+    """Return the `repr` of each option's default, of the algorithm and the optimizer. A checkpoint
+    written before an option existed has its default."""
+    chosen = {"algorithm": learner.algorithm, "optimizer": learner.local_step.optimizer}
+    return {
+        what: {option.name: repr(option.default) for option in all_options(type(options))}
+        for what, options in chosen.items()
+    }

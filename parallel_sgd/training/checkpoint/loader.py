@@ -20,7 +20,12 @@ from ..learner import Learner, require_learner
 from ..state.reshard import reshard, stripe_sizes
 from ..state.state_tree import Tree, restore, room_for, unflatten
 from . import files
-from .compatibility import compatibility_facts, require_equal, require_possible
+from .compatibility import (
+    compatibility_facts,
+    default_options,
+    require_equal,
+    require_possible,
+)
 from .files import Damaged, Reader
 from .pending_writes import wait_for_pending_writes
 
@@ -110,7 +115,9 @@ def load_checkpoint(
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
     comm.raise_together(wait_for_pending_writes(folder))
     at, manifest, single = _from_rank_0(comm, lambda: _open(folder))
-    comm.raise_together(_difference(at, manifest, compatibility_facts(learner, given)))
+    comm.raise_together(
+        _difference(at, manifest, compatibility_facts(learner, given), default_options(learner))
+    )
     if learner.serves:  # the workers send its shard
         return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
     sizes = comm.allgather_object(stripe_sizes(learner))
@@ -249,9 +256,18 @@ def _read(
     return tree, room, sent, extras
 
 
-def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+def _difference(
+    path: Path,
+    manifest: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    defaults: Mapping[str, Mapping[str, str]],
+) -> str | None:
     """Describe the first difference between a checkpoint and this learner in one line, or return
-    None."""
+    None.
+
+    Args:
+        defaults: of options that the checkpoint may lack.
+    """
     start = f"checkpoint {str(path)!r} is of another"
     for what in ("layout", "dtype"):
         if list(_items(manifest[what])) != list(_items(wanted[what])):
@@ -262,7 +278,8 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
             return f"{start} {what}: {saved['name']}, not {local['name']}"
         free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
         for name in dict.fromkeys([*saved["options"], *local["options"]]):
-            values = [chosen["options"].get(name, "nothing") for chosen in (saved, local)]
+            unknown = defaults[what].get(name, "nothing")
+            values = [chosen["options"].get(name, unknown) for chosen in (saved, local)]
             if name == "gradient_bits" and {"nothing", "32", "'auto'"}.isdisjoint(values):
                 continue
             if name not in free and values[0] != values[1]:

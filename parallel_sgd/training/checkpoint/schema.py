@@ -12,11 +12,21 @@ from ...errors import UserError
 from ...plain_values import to_json
 from ...validation import integer, shown
 
-FORMAT = 3  #: the format of written checkpoints
-READABLE = (2, 3)  #: the formats of checkpoints that can be read
+FORMAT = 4  #: the format of written checkpoints
+READABLE = (2, 3, 4)  #: the formats of checkpoints that can be read
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
+END = re.compile(r"[1-9]\d{0,17}")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
+
+BLOCK = {
+    "block_samples": "samples",
+    "own_samples": "own_samples",
+    "block_steps": "steps",
+    "sent_samples": "sent_samples",
+    "sent_lr": "sent_lr",
+}
+"""Fields of local updates until format 3, and of a fragment from then on."""
 
 Check = Callable[[str, Any], object]
 
@@ -58,7 +68,8 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
     """Convert a rank's numbers from any readable format to the present format.
 
     In format 2, `extra` is plain JSON instead of a document of `plain_values`. Of a PyTorch model
-    it holds parameters and buffers only, and of a PyTorch optimizer a part of the state.
+    it holds parameters and buffers only, and of a PyTorch optimizer a part of the state. In formats
+    2 and 3, local updates have no fragments.
 
     Args:
         numbers: the content of a rank's JSON file. Changed.
@@ -77,6 +88,7 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
         if isinstance(model := numbers["state"].get("model"), dict):
             model |= {"others": {}, "epoch": -1}
     _add_correction(numbers.get("state"))
+    _add_fragments(numbers.get("state"))
     return numbers
 
 
@@ -92,6 +104,16 @@ def _add_correction(state: Any) -> None:
             state.setdefault(name, {})
     for part in state.values():
         _add_correction(part)
+
+
+def _add_fragments(state: Any) -> None:
+    """Convert local updates written before models had fragments, whose blocks were of the whole
+    model."""
+    own = state.get("algorithm") if isinstance(state, dict) else None
+    if not isinstance(own, dict) or not {*BLOCK} <= own.keys():
+        return
+    block = {name: own.pop(earlier) for earlier, name in BLOCK.items()}
+    own["fragments"] = {"0": {**block, "blocks": 0, "is_first": False}}
 
 
 def _whole(least: int) -> Check:
@@ -150,6 +172,17 @@ def _mapping_from(keys: Check, values: Check) -> Check:
     return check
 
 
+def _weight(name: str, value: Any) -> None:
+    """Check the weight of a model, or the weights of its parts by their ends."""
+    if not isinstance(value, dict):
+        _whole(0)(name, value)
+        return
+    for end, weight in value.items():
+        _matching(END, "the end of a part")(f"a name in {name}", end)
+        _whole(0)(f"{name}[{shown(end)}]", weight)
+    _is(dict, "a mapping")(name, value or None)
+
+
 _TEXT = _is(str, "a text")
 _OPTIONS = _mapping_of({"name": _TEXT, "options": _mapping_from(_TEXT, _TEXT)})
 _FACT = _mapping_of({"bytes": _whole(0), "sha256": _matching(CHECKSUM, "64 hexadecimal digits")})
@@ -169,7 +202,7 @@ MANIFEST: dict[str, Check] = {
 
 NUMBERS: dict[str, Check] = {
     "state": _mapping_of(dict.fromkeys(("parameters", "optimizer", "algorithm"), _is(object, ""))),
-    "weight": _whole(0),
+    "weight": _weight,
     "bytes_sent": _whole(0),
     "extra": _is(object, ""),
 }

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...array_files import StoredArray
 from ...errors import UserError
+from ...state import Weight, parts_of
 from .state_tree import HostArray, Tree, is_state, state_fields
 from .stateful import Stateful
 
@@ -31,7 +32,7 @@ def stripe_sizes(learner: Stateful) -> dict[str, int]:
 def reshard(
     learner: Stateful,
     saved: Sequence[Tree],
-    weights: Sequence[int],
+    weights: Sequence[Weight],
     sizes: Sequence[Mapping[str, int]],
     read: Read,
 ) -> Tree:
@@ -40,7 +41,7 @@ def reshard(
     Args:
         learner: new; its fields have the rules. Not changed.
         saved: flattened trees of the old ranks.
-        weights: the weight of each old rank's model in a mean.
+        weights: the weight of each old rank's model in a mean: see `state.across`.
         sizes: `stripe_sizes` of all new ranks.
         read: opens a stored array.
     Returns:
@@ -58,13 +59,13 @@ class _Resharding:
     def __init__(
         self,
         learner: Stateful,
-        weights: Sequence[int],
+        weights: Sequence[Weight],
         sizes: Sequence[Mapping[str, int]],
         read: Read,
     ) -> None:
         self.learner, self.sizes, self.read = learner, sizes, read
         self.rank, self.size = learner.comm.rank, learner.comm.size
-        self.weights = list(weights) if any(weights) else [1] * len(weights)
+        self.weights = list(weights)
 
     def tree(self, saved: Sequence[Tree]) -> Tree:
         return {"parameters": self._mean([tree["parameters"] for tree in saved])} | {
@@ -153,28 +154,44 @@ class _Resharding:
 
     def _mean(self, saved: list[Any]) -> Any:
         having = [rank for rank, value in enumerate(saved) if value is not None]
-        weights = np.array([self.weights[rank] for rank in having], np.float64)
-        if not weights.any():
-            weights += 1
         if not isinstance(saved[having[0]], list):
             values = [np.array(saved[rank], np.float64) for rank in having]
             equal = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
+            ((_, weights),) = self._parts(having, 1)
             return saved[having[0]] if equal else float(_weighted(values, weights))
         arrays = [self.read(rank, saved[rank][0]) for rank in having]
         if any(array.shape != arrays[0].shape for array in arrays):
             shapes = sorted({str(list(array.shape)) for array in arrays})
             raise UserError(f"has {saved[having[0]][0]} of {' and of '.join(shapes)} on its ranks")
         out, equal = np.empty(arrays[0].shape, arrays[0].dtype), True
-        for begin, end in _pieces(out):
-            values = [_read(array, begin, end) for array in arrays]
-            equal = equal and all(
-                np.array_equal(value, values[0], equal_nan=True) for value in values
-            )
-            _rows(out, begin, end)[...] = _weighted(values, weights)
+        begin_of_part = 0
+        for end_of_part, weights in self._parts(having, out.shape[0] if out.ndim else 1):
+            for begin, end in _pieces(out, begin_of_part, end_of_part):
+                values = [_read(array, begin, end) for array in arrays]
+                equal = equal and all(
+                    np.array_equal(value, values[0], equal_nan=True) for value in values
+                )
+                _rows(out, begin, end)[...] = _weighted(values, weights)
+            begin_of_part = end_of_part
         if equal:
             for begin, end in _pieces(out):
                 _rows(out, begin, end)[...] = _read(arrays[0], begin, end)
         return out
+
+    def _parts(self, ranks: Sequence[int], rows: int) -> list[tuple[int, HostArray]]:
+        """Return the end of each part of an array, and its weights on these old ranks.
+
+        Args:
+            rows: the length of the array's first axis.
+        """
+        of_ranks = [parts_of(self.weights[rank], rows) for rank in ranks]
+        if any(parts.keys() != of_ranks[0].keys() for parts in of_ranks):
+            raise UserError("has weights of different parts of the model on its ranks")
+        parts = []
+        for end in of_ranks[0]:
+            weights = np.array([parts[end] for parts in of_ranks], np.float64)
+            parts.append((end, weights if weights.any() else weights + 1))
+        return parts
 
     def _sum(self, saved: list[Any]) -> Any:
         """Return the sum over the old ranks rank, rank + size, ...; zeros if these have no
@@ -218,13 +235,18 @@ def _weighted(values: Sequence[HostArray], weights: HostArray) -> HostArray:
     return total
 
 
-def _pieces(array: HostArray) -> Iterator[tuple[int, int]]:
+def _pieces(array: HostArray, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield ranges of the first axis with about `PIECE` values each; a single range for an array
-    without axes."""
+    without axes.
+
+    Args:
+        first, last: begin and end of all ranges; by default of the axis.
+    """
     rows = array.shape[0] if array.ndim else 1
+    last = rows if last is None else last
     count = max(1, PIECE * rows // max(1, array.size))
-    for begin in range(0, rows, count):
-        yield begin, min(begin + count, rows)
+    for begin in range(first, last, count):
+        yield begin, min(begin + count, last)
 
 
 def _rows(array: HostArray, begin: int, end: int) -> HostArray:
