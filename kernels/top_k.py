@@ -1,13 +1,15 @@
 """The values of largest magnitude of each block, in Numba: see `top_k_reference`.
 
 The smallest magnitude to send is found by counting: how many values are at least as large as a
-guess? The guesses are bisected as words (the bits of a magnitude ascend with it), beginning with
-the result of the block before, until few values are left to sort. Each count is vector code on a
-block in the first-level cache.
+guess? Magnitudes are compared as words, the bits of a float32, which ascend with them. The first
+guess is the result of the block before; further guesses are interpolated, since the logarithm of a
+count falls about linearly with the word. Once few values are left they are sorted. Each count is
+vector code on a block in the first-level cache.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,21 +22,18 @@ from .top_k_reference import LEVELS_BYTES, VALUE_BITS, position_bits
 
 F32, U32, U64, I32 = np.float32, np.uint32, np.uint64, np.int32
 MAGNITUDE = U32(0x7FFFFFFF)  #: of the bits of a float32
-ABOVE_ALL = 0x7F800000  #: larger than the word of any finite magnitude
 SPARE = 64  #: values: so many more than needed are sorted
-FIRST_STRIDE = 1 << 20  #: of guesses: an eighth of a power of two
+OCTAVE = 1 << 23  #: words between a magnitude and its double
 
-_word, _float = simd.float_to_word, simd.word_to_float
+_word = simd.float_to_word
 
 
 def encode_top_k(
     kept: int, block_size: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
 ) -> None:
-    found = np.empty(kept + SPARE, np.uint32)
     bits = position_bits(block_size)
-    _encode(
-        kept, block_size, bits, blocks.starts, blocks.offsets, gradient, residual, payload, found
-    )
+    starts, offsets = blocks.starts, blocks.offsets
+    _encode(kept, block_size, bits, starts, offsets, gradient, residual, payload)
 
 
 def decode_top_k(
@@ -45,56 +44,100 @@ def decode_top_k(
 
 
 @compiled
-def _count(r: Array, at: int, n: int, least: int) -> int:
+def _add(v: Array, g: Array) -> int:
+    """Add g to v. Return the largest magnitude of v, as a word."""
+    largest = I32(0)
+    for i in range(len(v)):
+        v[i] += g[i]
+        largest = max(largest, I32(_word(v[i]) & MAGNITUDE))
+    return int(largest)
+
+
+@compiled
+def _count(v: Array, least: int) -> int:
     """Count the magnitudes of at least `least`, given as a word."""
     count, word = I32(0), I32(least)
-    for i in range(at, at + n):
-        count += I32(_word(r[i]) & MAGNITUDE) >= word
+    for i in range(len(v)):
+        count += I32(I32(_word(v[i]) & MAGNITUDE) >= word)
     return int(count)
 
 
 @compiled
-def _least(r: Array, at: int, n: int, places: int, guess: int, found: Array) -> tuple[int, int]:
-    """Find the smallest magnitude to send, as a word of at least 1.
+def _bracket(v: Array, places: int, largest: int, guess: int) -> tuple[int, int, int]:
+    """Find a word that at least `places` magnitudes reach, but few more, or only equal ones.
 
     Args:
+        largest: of the magnitudes, as a word.
         guess: where the search begins.
-        found: uint32 [places + SPARE], overwritten.
     Returns:
-        The word, and the number of values to send with just this word.
+        The word; the number of magnitudes that reach it; and that of larger words if too many are
+        equal to the word, else 0.
     """
-    # At least `places` magnitudes are >= low, and fewer are >= high.
-    low, high, at_low, at_high = 0, ABOVE_ALL, n, 0
-    stride, word = FIRST_STRIDE, min(max(guess, 1), ABOVE_ALL - 1)
+    low, at_low, high, at_high = 0, len(v), largest + 1, 0
+    stride, halve = OCTAVE // 4, False
+    word = guess if 0 < guess <= largest else max(1, largest - OCTAVE // 2)
     while at_low > places + SPARE and high - low > 1:
-        count = _count(r, at, n, word)
+        count = _count(v, word)
         if count >= places:
             low, at_low = word, count
         else:
             high, at_high = word, count
-        if low == 0:
+        if low == 0:  # magnitudes may be of any size: go down in growing steps
             word = max(word - stride, 1)
-        elif high == ABOVE_ALL:
-            word = min(word + stride, ABOVE_ALL - 1)
+            stride *= 2
         else:
-            word = (low + high) // 2
-        stride *= 2
-    if at_low > places + SPARE:  # all values >= low and < high are equal
-        return (low, places - at_high) if low > 0 else (1, places)
+            part = 0.5
+            if not halve:
+                wanted = places + SPARE / 2
+                part = math.log(at_low / wanted) / math.log(at_low / max(at_high, 0.5))
+            halve = not halve
+            word = min(max(low + int((high - low) * part), low + 1), high - 1)
+    return low, at_low, at_high if at_low > places + SPARE else 0
+
+
+@compiled
+def _select(
+    v: Array, places: int, largest: int, guess: int, positions: Array, words: Array
+) -> tuple[int, int]:
+    """Find the values to send.
+
+    Args:
+        positions: int32 [places + SPARE], written: ascending.
+        words: uint32 [places + SPARE], overwritten.
+    Returns:
+        The number of values, at most `places`, and the smallest magnitude as a word.
+    """
+    low, reached, above = _bracket(v, places, largest, guess)
+    least, ties = U32(max(low, 1)), places  # zeros are not sent
+    if low and above:
+        ties = places - above
     count = 0
-    for i in range(at, at + n):
-        bits = _word(r[i]) & MAGNITUDE
-        if bits >= U32(low) and bits > 0:
-            found[count] = bits
+    if reached <= places + SPARE:
+        for i in range(len(v)):
+            word = _word(v[i]) & MAGNITUDE
+            if word >= least:
+                positions[count] = i
+                words[count] = word
+                count += 1
+        if count <= places:
+            return count, int(least)
+        ordered = np.sort(words[:count])
+        least = ordered[count - places]
+        ties = places - (count - np.searchsorted(ordered, least, side="right"))
+        found, count = count, 0
+        for j in range(found):
+            if words[j] > least or (words[j] == least and ties > 0):
+                ties -= words[j] == least
+                positions[count] = positions[j]
+                count += 1
+        return count, int(least)
+    for i in range(len(v)):
+        word = _word(v[i]) & MAGNITUDE
+        if word > least or (word == least and ties > 0):
+            ties -= word == least
+            positions[count] = i
             count += 1
-    if count < places:  # the others are zeros
-        return 1, places
-    found[:count].sort()
-    least = found[count - places]
-    above = 0
-    while above < places and found[count - 1 - above] > least:
-        above += 1
-    return int(least), places - above
+    return count, int(least)
 
 
 @compiled
@@ -117,38 +160,30 @@ def _encode(
     g: Array,
     r: Array,
     payload: Array,
-    found: Array,
 ) -> None:
-    positions, guess = np.empty(kept, np.int32), 1 << 29
+    positions, guess = np.empty(kept + SPARE, np.int32), 0
+    words = np.empty(kept + SPARE, np.uint32)
     lanes, low_lanes = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for block in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, block)
         if raw:
             encode_raw(g, r, payload, at, byte, n)
             continue
-        for i in range(at, at + n):
-            r[i] += g[i]
+        values = r[at : at + n]
+        largest = _add(values, g[at : at + n])
         places = (kept * n + block_size - 1) // block_size
-        least, ties = _least(r, at, n, places, guess, found)
-        guess, count = least, 0
+        count, guess = _select(values, places, largest, guess, positions, words)
         lanes[:] = 0
-        for i in range(n):
-            word = _word(r[at + i]) & MAGNITUDE
-            if word >= U32(least):
-                if word == U32(least):
-                    if ties == 0:
-                        continue
-                    ties -= 1
-                positions[count] = i
-                count += 1
-                lanes[i % GROUP] += _float(word)
+        for j in range(count):
+            i = positions[j]
+            lanes[i % GROUP] += abs(values[i])
         mean = _lanes_to_sum(lanes) / F32(count) if count > 0 else F32(0)
         lanes[:] = 0
         low_lanes[:] = 0
         high_count = 0
         for j in range(count):
             i = positions[j]
-            magnitude = _float(_word(r[at + i]) & MAGNITUDE)
+            magnitude = abs(values[i])
             if magnitude >= mean:
                 lanes[i % GROUP] += magnitude
                 high_count += 1
@@ -164,8 +199,8 @@ def _encode(
         packed, filled = U64(0), 0
         for j in range(count):
             i = positions[j]
-            v = r[at + i]
-            is_high = _float(_word(v) & MAGNITUDE) >= mean
+            v = values[i]
+            is_high = abs(v) >= mean
             field = U64(i) | U64(is_high) << U64(bits) | U64(v < 0) << U64(bits + 1)
             packed |= field << U64(filled)
             filled += bits + VALUE_BITS
@@ -175,7 +210,7 @@ def _encode(
                 filled -= 8
                 byte += 1
             q = high if is_high else low
-            r[at + i] = v + q if v < 0 else v - q
+            values[i] = v + q if v < 0 else v - q
         if filled > 0:
             payload[byte] = packed
             byte += 1

@@ -10,7 +10,7 @@ from typing import Any
 from ..communication import Communicator, InBackground
 from ..compression import registered_bits
 from ..costs import Measured
-from ..errors import SharedError, UserError
+from ..errors import UserError
 from ..exchange import (
     Bucket,
     Exchange,
