@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_the_files_are_plain(saved):
         "correction": {},
     }
     assert numbers["extra"] == {"epoch": 1}
-    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 3)
+    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 4)
     assert manifest["layout"] == {"w": [2, 3]}
     assert manifest["parallel_sgd"] == psgd.__version__
     for name, facts in manifest["files"].items():
@@ -123,13 +124,19 @@ def test_every_truncation_and_flipped_bits_are_refused(saved, name):
     assert everything(learner) == everything(train(learner_of(), 3))
 
 
-def rewritten(path: Path, version: int, extra: str) -> None:
+def rewritten(
+    path: Path,
+    version: int,
+    extra: str = "null",
+    change: Callable[[Any, Any], object] = lambda numbers, manifest: None,
+) -> None:
     """Make a checkpoint of one rank one of a format, with this JSON as its `extra`."""
     numbers = path / "rank-00000.json"
     document = json.loads(numbers.read_text())
     document["extra"] = json.loads(extra)
-    numbers.write_text(json.dumps(document, indent=1) + "\n")
     manifest = json.loads((path / "manifest.json").read_text())
+    change(document, manifest)
+    numbers.write_text(json.dumps(document, indent=1) + "\n")
     manifest["format"] = version
     manifest["files"][numbers.name] = flushed(numbers)
     del manifest["sha256"]
@@ -138,10 +145,10 @@ def rewritten(path: Path, version: int, extra: str) -> None:
     checkpoint_files.publish(path.with_name("part"), path, manifest)
 
 
-@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("version", [1, 5])
 def test_another_format_is_refused(saved, version):
     rewritten(saved, version, "null")
-    said = rf"has format {version}, written by .*; this version reads formats 2 and 3"
+    said = rf"has format {version}, written by .*; this version reads formats 2, 3 and 4"
     with pytest.raises(UserError, match=said):
         psgd.load_checkpoint(learner_of(), saved)
 
@@ -163,6 +170,34 @@ def test_a_checkpoint_of_the_format_before_is_read(saved, extra):
     loaded = psgd.load_checkpoint(learner, saved)
     assert repr(loaded.extra) == repr(json.loads(extra)) == repr(loaded.extras[0])
     assert everything(learner) == right
+
+
+def test_blocks_of_the_format_before_are_read(tmp_path):
+    """When a model had no fragments, and these options did not exist."""
+
+    def learner() -> Learner:
+        algorithm = psgd.DiLoCo(sync_steps=3, overlap_samples=2)
+        parameters, alone = psgd.Parameters({"w": np.ones(6)}), Communicator.single()
+        return Learner(parameters, psgd.Adam(lr=0.1), algorithm, alone)
+
+    def without_fragments(numbers: Any, manifest: Any) -> None:
+        state = numbers["state"]["algorithm"]
+        block = state.pop("fragments")["0"]
+        assert block.pop("blocks") == 1 and block.pop("is_first") is False
+        earlier = {"samples": "block_samples", "steps": "block_steps"}
+        state |= {earlier.get(name, name): value for name, value in block.items()}
+        numbers["weight"] = block["own_samples"]
+        for name in ("fragments", "residual_decay"):
+            del manifest["algorithm"]["options"][name]
+
+    saved, trained = psgd.Checkpoints(tmp_path), train(learner(), 4)
+    assert trained.state.fragments["0"].samples
+    saved.save(trained, background=False)
+    rewritten(saved.latest(), 3, change=without_fragments)
+    trained.state.fragments["0"].blocks = 0  # were not counted
+    psgd.load_checkpoint(again := learner(), tmp_path)
+    assert everything(again) == everything(trained)
+    assert everything(train(again, 4)) == everything(train(trained, 4))
 
 
 @pytest.mark.parametrize("extra", ['{"$torch.none": 1}', '{"$tuple": 3}', '{"$int": "x"}'])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from parallel_sgd.kernels.cuda import launch
+from parallel_sgd.kernels.top_k_reference import position_bits
 
 CHIPS = ("sm_75", "sm_80", "sm_90")
 FOLDER = Path(launch.__file__).parent
@@ -30,6 +31,7 @@ def _variants(lengths: Sequence[int] = LENGTHS) -> Iterator[tuple[str, dict[str,
         yield "one_bit.cu", launch.macros(length)
         for bits in (4, 8):
             yield "levels.cu", launch.macros(length, BITS=bits)
+        yield "top_k.cu", launch.macros(length, POSITION_BITS=position_bits(length))
     yield "entropy.cu", {}
     yield "half.cu", {}
     for file in ("largest.cu", "low_rank.cu", "optimizer_steps.cu", "outer_steps.cu"):

@@ -114,7 +114,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {str(path)!r} has format {shown(version)}, written by parallel_sgd "
             f"{shown(manifest.get('parallel_sgd'))}; this version reads formats "
-            f"{' and '.join(map(str, READABLE))}"
+            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
         )
     with _errors_as_damage(path, MANIFEST):
         check_manifest(manifest)
