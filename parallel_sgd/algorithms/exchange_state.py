@@ -167,7 +167,10 @@ class ExchangeState(Component):
             vector: [n] of the parameters' dtype, finite; on return the part has the same bits on
                 all ranks.
             part: its number, of `fragments`.
+
+        Waits for a sum of another part in the background: both use the same communicator.
         """
+        self.wait()
         exchange = self._present_exchange()
         self._project(exchange, vector)
         exchange.sum(vector, self.residuals, part=part)

@@ -174,7 +174,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         psgd.DiLoCo(sync_steps=4, fragments=2, block_size=4), psgd.Adam(lr=0.01)
     ),
     "DiLoCo, fragments, overlap, spare": learner(
-        psgd.DiLoCo(sync_steps=4, fragments=2, block_size=4, overlap_samples=9, gradient_bits=4),
+        psgd.DiLoCo(sync_steps=4, fragments=2, block_size=4, overlap_samples=1000, gradient_bits=4),
         psgd.Adam(lr=0.01),
         dtype="float32",
         spares=1,

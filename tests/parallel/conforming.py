@@ -128,9 +128,8 @@ CONFORMING = {
         },
     ),
     "SparseLoCo": (
-        SparseLoCo(sync_steps=2, gradient_bits=1, block_size=16),
+        SparseLoCo(sync_steps=2, gradient_bits=1, residual_decay=0.5, block_size=16),
         {
-            "optimizer": Adam(lr=0.03, weight_decay=0.1),
             "exceptions": {"owed": "what a message loses decays"},
         },
     ),
