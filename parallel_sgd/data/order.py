@@ -1,4 +1,4 @@
-"""The order of the samples in an epoch, and the division of a minibatch among the ranks.
+"""The order of the samples in an epoch.
 
 Samples that are best read in groups, such as parts of a file, stay together in the order.
 """
@@ -36,20 +36,6 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
     if not shuffle:
         return np.arange(samples)
     return np.random.default_rng((seed, epoch)).permutation(samples)
-
-
-def rank_slice(samples: int, rank: int, size: int) -> slice:
-    """Return the contiguous part of a minibatch that belongs to one rank.
-
-    The parts of all ranks, in rank order, form the minibatch. Their sizes differ by one at most,
-    larger parts first; ranks beyond the number of samples get nothing. Local.
-
-    >>> [rank_slice(5, rank, 3) for rank in range(3)]
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    least, more = divmod(samples, size)
-    begin = rank * least + min(rank, more)
-    return slice(begin, begin + least + (rank < more))
 
 
 class GroupedOrder:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 from ..errors import UserError
 from ..validation import kind_of
+from .shares import Shares, Weights
 
 Result = TypeVar("Result")
 
@@ -32,6 +33,10 @@ class CommunicatorView(Protocol):
     @property
     def fault_tolerant(self) -> bool: ...
 
+    @property
+    def world_ranks(self) -> Sequence[int]:
+        """The numbers of the present ranks at the start."""
+
     def allgather_object(self, item: Any) -> list[Any]:
         """Return every rank's `item`, in rank order. Collective."""
 
@@ -52,6 +57,15 @@ class FeedView(Protocol):
     @property
     def distributed(self) -> bool:
         """False in the warm start: every rank then gets the whole next minibatch."""
+
+    def dealing(self, shares: Shares | None) -> AbstractContextManager[Weights | None]:
+        """Return a `with` block in which the next minibatch is dealt to the ranks, and announced.
+
+        Args:
+            shares: of the source.
+        Returns:
+            A context manager with the ranks' weights; None for equal shares.
+        """
 
     def announce(self, samples: int, total: int) -> None:
         """Record the next minibatch in the ledger, as issued.
@@ -88,6 +102,17 @@ class FeedView(Protocol):
         """Record in the ledger an issued minibatch of so many samples, not to be trained on."""
 
 
+class SharesView(Protocol):
+    """The ranks' shares of a learner's minibatches."""
+
+    def measure(self) -> None:
+        """Begin to measure the ranks' speeds.
+
+        Raises:
+            UserError: the ranks do not step together. The same on all ranks.
+        """
+
+
 class LearnerView(Protocol):
     """The attributes of a learner used by a source; any object with these attributes will do.
 
@@ -111,6 +136,10 @@ class LearnerView(Protocol):
 
         An exception marks the pass as abandoned.
         """
+
+    @property
+    def shares(self) -> SharesView:
+        """The ranks' shares of minibatches."""
 
     def repeated(self, function: Callable[[], Result]) -> Result:
         """Run a collective function, again after every failure of ranks. Collective."""

@@ -15,8 +15,8 @@ from ..data.order import (
     epoch_order,
     has_groups,
     order_of,
-    rank_slice,
 )
+from ..data.shares import MEASURED, checked_shares, problem_with_shares, rank_part
 from ..data.sources.minibatches import (
     MinibatchSize,
     checked_minibatch_size,
@@ -69,6 +69,7 @@ class MinibatchSampler(Sampler[list[int]]):
             on a single sample).
         start: the learner's clock at the beginning of this sampler's first epoch, for a learner
             already trained on different data.
+        shares: each rank's share of a minibatch: numbers, or "measured": see `Source`.
     Raises:
         UserError: on all ranks, if an argument is not as required on any rank, or differs.
 
@@ -86,6 +87,7 @@ class MinibatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         drop_last: bool = False,
         start: int = 0,
+        shares: Any = None,
     ) -> None:
         require_learner(learner)
         self.learner = learner
@@ -96,6 +98,7 @@ class MinibatchSampler(Sampler[list[int]]):
             self.seed = checked_seed(seed)
             self.shuffle = choice("shuffle", shuffle, (True, False))
             self.start = integer("start", start, 0)
+            self.shares = checked_shares(shares)
             self.drop_last = choice("drop_last", drop_last, (True, False))
             self._grouped = None
             if isinstance(dataset, Dataset) and has_groups(dataset):
@@ -134,10 +137,14 @@ class MinibatchSampler(Sampler[list[int]]):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "start": self.start,
+            "shares": self.shares,
         }
         if self._grouped is not None:
             facts[GROUPS_IN_USE] = self._grouped.open_groups
         comm.require_agreement(facts)
+        comm.raise_together(problem_with_shares(self.shares, comm))
+        if self.shares == MEASURED:
+            self.learner.shares.measure()
         self._agreement = Agreement(self.learner)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -234,10 +241,10 @@ class MinibatchSampler(Sampler[list[int]]):
             stop = min(seen + size_after(self.minibatch_size, feed.samples), self.samples_per_epoch)
             minibatch, position = order[seen:stop], begin + stop
             own = minibatch
-            if feed.distributed:
-                comm = self.learner.comm
-                own = minibatch[rank_slice(len(minibatch), comm.rank, comm.size)]
-            feed.announce(len(own), len(minibatch))
+            with feed.dealing(self.shares) as weights:
+                if feed.distributed:
+                    own = minibatch[rank_part(len(minibatch), self.learner.comm, weights)]
+                feed.announce(len(own), len(minibatch))
             indexes = (own if len(own) else minibatch[-1:]).tolist()
             yield indexes
         return indexes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
+from ..data.shares import Shares, Weights
 from ..data.view import RolledBack
 from .minibatch_ledger import MinibatchLedger, Pass
 from .recovery.base import Recovery
+from .shares import RankShares
 
 
 class Feed(Pass):
@@ -18,6 +21,7 @@ class Feed(Pass):
     Args:
         ledger: the learner's.
         algorithm: the learner's.
+        shares: the learner's.
         fail: the learner's.
         recovery: the learner's.
     """
@@ -26,12 +30,13 @@ class Feed(Pass):
         self,
         ledger: MinibatchLedger,
         algorithm: Algorithm[Any],
+        shares: RankShares,
         fail: Callable[[str], NoReturn],
         recovery: Recovery,
     ) -> None:
         super().__init__()
         self._ledger, self._algorithm, self._fail = ledger, algorithm, fail
-        self._recovery = recovery
+        self._shares, self._recovery = shares, recovery
 
     @property
     def samples(self) -> int:
@@ -42,6 +47,17 @@ class Feed(Pass):
     def distributed(self) -> bool:
         """True if the ranks split the next minibatch; False in the warm start."""
         return self._ledger.end >= self._algorithm.distributed_after
+
+    def dealing(self, shares: Shares | None) -> AbstractContextManager[Weights | None]:
+        """Open a `with` block in which the next minibatch is dealt to the ranks, and announced.
+
+        Args:
+            shares: of the source.
+        Returns:
+            A context manager with the ranks' weights; None for equal shares. Other threads cannot
+            change the shares within the block.
+        """
+        return self._shares.dealing(shares)
 
     def complete(self) -> None:
         """Check that all ranks have trained on every minibatch of the pass. Collective with

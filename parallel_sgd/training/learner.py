@@ -34,6 +34,7 @@ from .recovery.base import NoRecovery, Recovery, begin_with_remaining
 from .recovery.choice import recovery_of
 from .recovery.rollback import COMMIT_EVERY
 from .runner import AlgorithmRunner
+from .shares import RankShares
 from .step import TrainingStep
 from .step_timer import StepTimer
 
@@ -147,6 +148,7 @@ class Learner(FixedAttributes):
         self.agreed = AgreedArguments(options, self._number)
         self.access, self.skipped = ModelAccess(), Skipped()
         self.timer = StepTimer(comm, lambda: self.bytes_sent)
+        self.shares = RankShares(self)
         self.recovery: Recovery = NoRecovery()
         self.stripe_sizes: Sequence[Mapping[str, int]] = []  # of all fault-tolerant ranks
         self._group: Group | None = None
@@ -187,7 +189,8 @@ class Learner(FixedAttributes):
         algorithm, choices = self.algorithm, self.agreed.choices
         self.skipped.skips, self.skipped.most = options.skips, options.most_skipped
         self.group = self._group = group = algorithm.roles.form(self.world, self._group)
-        self.comm = group.own
+        self.comm = group.own  # the algorithm's duplicates share its trace
+        self.timer.watch(options.sync_perf_stats, group, asynchronous=algorithm.asynchronous)
         self.world.broadcast(x.flat)
         size = options.minibatch_size
         work = Work(x, self.gradient, step, self.comm, group, size, self.skipped, choices)
@@ -197,7 +200,6 @@ class Learner(FixedAttributes):
         before = getattr(self, "consistency", None)
         self.consistency = ConsistencyCheck(self._number, *parts, options.compare_every, before)
         self.adapter.attach(self)
-        self.timer.watch(options.sync_perf_stats, group, asynchronous=algorithm.asynchronous)
 
     def _reconfigure(self) -> None:
         """Set up this learner on the changed ranks, like a new one except for its state.
@@ -303,7 +305,7 @@ class Learner(FixedAttributes):
         a complete pass, minibatches without a step stay queued. If the block is left early, such
         minibatches are discarded.
         """
-        return Feed(self.ledger, self.algorithm, self.fail, self.recovery)
+        return Feed(self.ledger, self.algorithm, self.shares, self.fail, self.recovery)
 
     def ready(self, name: str) -> None:
         """Report the gradient of one parameter as complete, before `step`, during the backward
@@ -463,7 +465,7 @@ class Learner(FixedAttributes):
         Collective on fault-tolerant ranks, unless `cause` is RECOVERED; otherwise local.
         """
         event = StateReplaced(cause, self.samples)
-        for part in (self.ledger, self.skipped, self.recovery, self.adapter):
+        for part in (self.ledger, self.shares, self.skipped, self.recovery, self.adapter):
             part.state_replaced(event)
 
     @property
@@ -507,7 +509,8 @@ class Learner(FixedAttributes):
     def report(self) -> dict[str, Any] | None:
         """Return the algorithm's statistics of this rank's training so far (of all ranks' training,
         after `finish`), in a form that JSON can hold; None if there are none. Local."""
-        return (self.runner.report() or {}) | self.recovery.report() or None
+        own = self.runner.report() or {}
+        return own | self.recovery.report() | self.shares.report() or None
 
     @property
     def common_progress(self) -> int:

@@ -13,6 +13,7 @@ from .consistency import SAME_GRADIENTS, STEP
 from .minibatch_ledger import MOST_SAMPLES
 from .model_access import ModelAccess
 from .model_adapter import AdaptedLearner, ModelAdapter
+from .shares import RankShares
 from .step_timer import StepTimer
 
 
@@ -23,6 +24,7 @@ class SteppingLearner(AdaptedLearner, Protocol):
     access: ModelAccess
     background_tasks: BackgroundTasks
     timer: StepTimer
+    shares: RankShares
 
 
 class TrainingStep:
@@ -77,7 +79,9 @@ class TrainingStep:
             learner.background_tasks.check()
         if learner.access.is_shown:
             learner.access.require_own("step")
-        return learner.timer.step(self._train, samples, skip)
+        trained = learner.timer.step(self._train, samples, skip)
+        learner.shares.stepped()
+        return trained
 
     def _train(self, samples: int, skip: bool) -> int:
         learner = self._learner

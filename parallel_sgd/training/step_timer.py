@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ class StepTimer:
     def __init__(self, world: Communicator, bytes_sent: Callable[[], int]) -> None:
         self._world, self._bytes_sent = world, bytes_sent
         self._performance: SyncPerformance | None = None
+        self._work: SyncPerformance | None = None  # of this rank, for its share
         self._computes_since: float | None = None  # start of the program's computing
 
     def watch(self, every: int, group: Group, *, asynchronous: bool) -> None:
@@ -46,20 +48,37 @@ class StepTimer:
     def step(self, take: Callable[[int, bool], int], samples: int, skip: bool) -> int:
         """Call `take` with the arguments for a step, and time the step. Return the samples of all
         ranks. Collective."""
-        trace, stats = self._world.trace, self._performance
-        if stats is None and trace is NO_TRACE:
+        trace = self._world.trace
+        if trace is NO_TRACE:
             self._computes_since = None
             return take(samples, skip)
         if self._computes_since is not None:
             trace.record("compute", self._computes_since, runtime.perf_counter())
-        if stats:
+        counts = [stats for stats in (self._performance, self._work) if stats is not None]
+        for stats in counts:
             stats.begin_step()
         with trace.span("step"):
             total = take(samples, skip)
-        if stats and (line := stats.stepped(samples, total, self._bytes_sent)):
-            print(line, flush=True)
+        for stats in counts:
+            if line := stats.stepped(samples, total, self._bytes_sent):
+                print(line, flush=True)
         self._computes_since = runtime.perf_counter()
         return total
+
+    def measure_work(self, group: Group) -> None:
+        """Measure this rank's work from now on, for `work`. Called in the learner's thread after
+        every step. Local."""
+        if self._work is not None:
+            return
+        world = self._world
+        self._work = world.trace = group.own.trace = SyncPerformance(
+            sys.maxsize, world.trace, rank=world.rank, ranks=len(group.workers), at_once=True
+        )
+
+    def work(self) -> tuple[int, float]:
+        """Return this rank's samples since the last call, and the seconds of its work on them.
+        Local."""
+        return (0, 0.0) if self._work is None else self._work.work()
 
     @contextmanager
     def outside_training(self, name: str) -> Iterator[None]:
@@ -71,7 +90,9 @@ class StepTimer:
 
     def stop(self) -> None:
         """Print what the performance lines have missed, and stop them. Local."""
-        if self._performance:
-            if said := self._performance.missed():
-                print(said, flush=True)
-            self._world.trace, self._performance = self._performance.passed_on, None
+        if self._performance and (said := self._performance.missed()):
+            print(said, flush=True)
+        while (trace := self._world.trace) in (self._performance, self._work):
+            assert isinstance(trace, SyncPerformance)
+            self._world.trace = trace.passed_on
+        self._performance = self._work = None

@@ -33,6 +33,7 @@ class SyncPerformance(Trace):
         passed_on: a trace to receive all records as well.
         rank, ranks: the rank named in the lines, and the number of ranks that train.
         asynchronous: ranks train at their own paces: the lines then omit samples of remote ranks.
+        at_once: count also before the first synchronization.
 
     Make this in the learner's thread. Local. Cost: about a microsecond an interval.
 
@@ -42,7 +43,14 @@ class SyncPerformance(Trace):
     """
 
     def __init__(
-        self, every: int, passed_on: Trace, *, rank: int, ranks: int, asynchronous: bool = False
+        self,
+        every: int,
+        passed_on: Trace,
+        *,
+        rank: int,
+        ranks: int,
+        asynchronous: bool = False,
+        at_once: bool = False,
     ) -> None:
         super().__init__()
         self._rank, self._ranks = rank, ranks
@@ -52,7 +60,7 @@ class SyncPerformance(Trace):
         self._steps = 0
         self._together: list[tuple[float, float]] = []  # this step's, without nested ones
         self._computed_s = self._step_s = 0.0  # of the present step
-        self._synchronizations = 0
+        self._synchronizations = int(at_once)
         self._start_anew(0)
 
     def _start_anew(self, sent: int) -> None:
@@ -141,6 +149,13 @@ class SyncPerformance(Trace):
         )
         self._start_anew(sent)
         return text
+
+    def work(self) -> tuple[int, float]:
+        """Return this rank's samples, and the seconds of its computing and updates, since the last
+        call."""
+        taken = self._own_samples, self._compute_s + self._update_s
+        self._start_anew(self._sent)
+        return taken
 
     def missed(self) -> str | None:
         """Return a line at the end of training if no step was a synchronization; otherwise None."""

@@ -186,6 +186,13 @@ CONFIGURATIONS: dict[str, Configuration] = {
         psgd.DESLOC(sync_steps=2, first_moment_every=2, second_moment_every=3),
         psgd.Adam(lr=0.01),
     ),
+    "measured shares": learner(SYNC(), measures=True, exact=True, same=False),
+    "measured shares, ahead, spare": learner(
+        SYNC(), measures=True, ahead=True, exact=True, same=False, spares=1
+    ),
+    "measured shares, blocks": learner(
+        psgd.ModelAveragingSGD(sync_steps=2), measures=True, same=False
+    ),
     "servers": pushes(1),
     "servers, spare": pushes(1, spares=1),
     "2 servers": pushes(2, min_block=10),

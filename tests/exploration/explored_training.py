@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 import parallel_sgd as psgd
+from parallel_sgd import runtime
 from parallel_sgd.communication import Communicator
 from parallel_sgd.data import with_next
 from parallel_sgd.testing import Outcome
+from parallel_sgd.training import shares
 from parallel_sgd.training.checkpoint.files import checkpoints_in, require_whole
 
 N, MINIBATCH, EPOCHS = 23, 6, 2
@@ -57,6 +59,7 @@ def training(
     reports: bool = False,
     compares: bool = False,
     surviving: bool = False,
+    measures: bool = False,
     **options: Any,
 ) -> Callable[[Communicator], Trained]:
     """What every rank does: pull the model towards the samples, each its part of them.
@@ -67,6 +70,7 @@ def training(
         reports: whether the learner reports its synchronizations.
         compares: whether the ranks compare their common models between some steps.
         surviving: whether the loop is a function of `Learner.surviving`, which compares once more.
+        measures: whether the ranks, which differ in speed, measure their shares of minibatches.
         options: of the learner.
     """
     random = np.random.default_rng(0)
@@ -77,7 +81,9 @@ def training(
 
     def program(comm: Communicator) -> Trained:
         parameters = psgd.Parameters({"W": np.zeros((20, 10), dtype), "b": np.zeros(100, dtype)})
-        source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
+        sizes = {"minibatch_size": MINIBATCH, "epochs": EPOCHS, "dtype": dtype}
+        source = psgd.data.Source(x, y, **sizes, shares="measured" if measures else None)
+        shares.EVERY = 2
         given = {"commit_every": 3, "sync_perf_stats": 2 if reports else 0} | options
         with psgd.Learner(parameters, optimizer, algorithm, comm, **given) as learner:
             trained = 0
@@ -88,6 +94,8 @@ def training(
                 if ahead:
                     minibatches = (minibatch for minibatch, _ in with_next(minibatches))
                 for inputs, _ in minibatches:
+                    if measures:
+                        runtime.sleep(0.1 * (1 + comm.rank) * len(inputs))
                     pull = inputs if constant else parameters.flat - inputs
                     learner.gradient.flat[...] = pull.sum(0)
                     if getattr(algorithm, "overlap", False) and len(inputs):

@@ -34,6 +34,7 @@ OPTIONS = [
     ("start", 0, 1),
     ("classes", None, 40),
     ("dtype", "float32", "float64"),
+    ("shares", None, {0: (1, 1, 1, 1)}),
 ]
 every_option = pytest.mark.parametrize(("option", "usual", "other"), OPTIONS)
 

@@ -14,7 +14,8 @@ from torch_models import CLASSES, MLP, OPTIMIZERS, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.data.order import epoch_order, order_of, rank_slice
+from parallel_sgd.data.order import epoch_order, order_of
+from parallel_sgd.data.shares import rank_part
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
@@ -249,7 +250,7 @@ def test_gradients_that_wait_for_a_step_keep_their_minibatches(comm):
     for x, y, _ in [*loader, next(iter(loader))]:
         F.cross_entropy(learner.model(x), y).backward()
     minibatches = range(SAMPLES % MINIBATCH), range(MINIBATCH)
-    own = [len(m[rank_slice(len(m), comm.rank, comm.size)]) for m in minibatches]
+    own = [len(m[rank_part(len(m), comm, None)]) for m in minibatches]
     learner.step(samples=sum(own))
     assert learner.samples == SAMPLES + MINIBATCH
 

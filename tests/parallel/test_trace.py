@@ -337,6 +337,20 @@ def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(on_rank
         assert told == pytest.approx(sum(met_ms[1:]), rel=0.3)
 
 
+def test_exchanges_in_the_background_are_synchronizations(on_ranks, printed):
+    """Over communicators that an algorithm has made for them."""
+
+    def body(comm):
+        trained = learner_of(comm, BlockMomentumSGD(sync_steps=2, overlap_samples=1), every=2)
+        take(trained, 12)
+        trained.finish()
+        comm.barrier()
+        return [line.split(":")[0] for line, _ in printed]
+
+    lines = on_ranks(body)[0]
+    assert lines == ["synchronizations 2 to 3", "synchronizations 4 to 5"]
+
+
 def test_where_nothing_is_exchanged_the_end_says_so(capsys):
     trained = learner_of(Communicator.single(), Meeting(period=9), every=50)
     take(trained, 3)

@@ -35,6 +35,8 @@ LINES = [
     "--algorithm async --mode bounded --staleness 3 --lr-per-sample 0.001 --hidden 64 32",
     "--auto-learning-rate --learn-rate-decrease-factor 0.5 --no-load-best-model --patience 3",
     "--auto-minibatch-size --trial-samples 64 --validation 0.1 --criterion accuracy --restore-best",
+    "--shares measured --epochs 2",
+    "--shares 3,1,0.5",
     "--data x.npz --reader a=[1,2] b=text --task regression --checkpoint-every-s 2.5 --tensorboard",
 ]
 

@@ -60,7 +60,7 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
     ],
     "training": [
         {"runner"},
-        {"state", "consistency", "non_finite"},
+        {"state", "consistency", "non_finite", "shares"},
         {"recovery"},
         {"model_adapter", "feed"},
         {"arguments", "step"},

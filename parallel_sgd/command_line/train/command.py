@@ -19,6 +19,7 @@ from ...algorithms import ALGORITHMS, Algorithm, BlockPeriod
 from ...communication import Communicator
 from ...communication.entry_point import abort_on_error
 from ...communication.job_environment import job_name, requested_servers
+from ...data.shares import read_shares
 from ...data.sources.minibatches import size_after
 from ...errors import SMALLER_RATE, SharedError, UserError
 from ...models import use_gpu
@@ -195,6 +196,7 @@ def _session(
         seed=options.seed,
         rate_follows=options.rate_follows,
         microbatch_size=options.microbatch_size,
+        shares=None if options.shares is None else read_shares(options.shares),
         validation=validation,
         test=test if has_validation else None,
         progress_every=options.progress_every,

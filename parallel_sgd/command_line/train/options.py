@@ -10,6 +10,8 @@ from ...algorithms import ALGORITHMS, Algorithm
 from ...argument_parser import Parser
 from ...communication import TIMEOUT_S
 from ...data import FORMATS, TASKS
+from ...data.shares import checked_shares, read_shares
+from ...errors import UserError
 from ...optimizers import OPTIMIZERS
 from ...options import BySamples, Whole, all_options
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
@@ -195,6 +197,15 @@ def _add_model(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _shares(text: str) -> str:
+    """Check the text of the ranks' shares, and return it."""
+    try:
+        checked_shares(read_shares(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _add_run(p: argparse.ArgumentParser) -> None:
     add = p.add_argument_group("run").add_argument
     add("--epochs", type=int, default=30, metavar="N", help="(default: 30)")
@@ -218,6 +229,13 @@ def _add_run(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="samples computed by a rank at a time; the gradients are added up (default: the "
         "rank's whole part of a minibatch)",
+    )
+    add(
+        "--shares",
+        type=_shares,
+        metavar="measured | N,N,...",
+        help="each rank's share of a minibatch: in proportion to its measured speed, or numbers of "
+        "which only the ratios count (default: equal shares)",
     )
     add(
         "--distributed-after-epochs",

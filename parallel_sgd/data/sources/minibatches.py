@@ -15,6 +15,7 @@ from ...errors import SharedError, UserError
 from ...validation import LARGEST_INTEGER, checked_seed, choice, function, integer, points
 from ..dataset import Dataset
 from ..items import as_dataset
+from ..shares import MEASURED, checked_shares, problem_with_shares
 from ..validation import Array, DType, float_dtype
 from ..view import Agreement, FeedView, LearnerView, RolledBack, require_learner
 
@@ -69,6 +70,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         dtype: DType = np.float32,
         classes: int | None = None,
         start: int = 0,
+        shares: Any = None,
     ) -> None:
         self.dataset = self._as_data(x, y)
         self.minibatch_size = checked_minibatch_size(minibatch_size)
@@ -78,6 +80,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         self.dtype = float_dtype(dtype)
         self.classes = None if classes is None else integer("classes", classes, 1)
         self.start = integer("start", start, 0)
+        self.shares = checked_shares(shares)
         if self.start + self.epochs * len(self.dataset) > LARGEST_INTEGER:
             raise UserError(
                 f"epochs={self.epochs} of {len(self.dataset)} samples: must be less than 2**63"
@@ -182,6 +185,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
             "start": self.start,
             "classes": self.classes,
             "dtype": None if self.dtype is None else str(self.dtype),
+            "shares": self.shares,
         }
 
     def _problem(self, learner: LearnerView) -> str | None:
@@ -215,7 +219,10 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         if self._has_met(learner):
             return
         learner.comm.require_agreement(self._facts())
-        learner.comm.raise_together(self._problem(learner))
+        problem = problem_with_shares(self.shares, learner.comm) or self._problem(learner)
+        learner.comm.raise_together(problem)
+        if self.shares == MEASURED:
+            learner.shares.measure()
         known = self._gather_shared(learner)
         self._met[id(learner)] = ref(learner), Agreement(learner), known
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ...validation import shown
-from ..order import IndexArray, order_of, rank_slice
+from ..order import IndexArray, order_of
+from ..shares import MEASURED, parts
 from ..validation import Array
-from ..view import FeedView, LearnerView
+from ..view import CommunicatorView, FeedView, LearnerView
 from .minibatches import MinibatchSource
 
 
 class RankSource(MinibatchSource):
     """Minibatches composed of a part from each rank's separate data.
 
-    Rank k takes its share of `minibatch_size` (equal shares, up to one sample) from its own
-    samples, in an order drawn from (seed, epoch). A rank that has used up its samples yields empty
-    minibatches and stays in lockstep, until the epoch ends on all ranks with the last sample of the
-    longest data. A rank may have no samples at all.
+    Rank k takes its share of `minibatch_size` from its own samples, in an order drawn from (seed,
+    epoch). A rank that has used up its samples yields empty minibatches and stays in lockstep,
+    until the epoch ends on all ranks with the last sample of the longest data. A rank may have no
+    samples at all.
 
     The ranks exchange their numbers of samples once, at the first minibatch. After that the
     position is a function of the learner's samples alone: a new source with the same arguments
@@ -34,6 +35,7 @@ class RankSource(MinibatchSource):
         minibatch_size: samples of all ranks together in a minibatch while every rank has samples
             left; at least the number of ranks.
         epochs, seed, shuffle, dtype, classes, start: as for `Source`.
+        shares: a positive number for each rank. None: equal shares, up to one sample.
     Raises:
         UserError: an argument is not as required.
 
@@ -70,14 +72,19 @@ class RankSource(MinibatchSource):
 
     def _gather_shared(self, learner: LearnerView) -> tuple[IndexArray, int]:
         """Return samples of all ranks in each minibatch of an epoch, and this rank's full share."""
-        lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
-        slices = [rank_slice(self._size, rank, size) for rank in range(size)]
-        counts = [positions.stop - positions.start for positions in slices]
+        lengths = learner.comm.allgather_object(len(self.dataset))
+        counts = self._counts(learner.comm)
         steps = np.arange(max(-(-n // m) for n, m in zip(lengths, counts, strict=True)))
         totals = np.zeros_like(steps)
         for n, m in zip(lengths, counts, strict=True):
             totals += np.clip(n - steps * m, 0, m)
         return totals, counts[learner.comm.rank]
+
+    def _counts(self, comm: CommunicatorView) -> list[int]:
+        """Return each rank's samples in a full minibatch. Local."""
+        given = self.shares[0] if isinstance(self.shares, Mapping) else (1,) * comm.size
+        counts: list[int] = np.diff(parts(self._size, given)).tolist()
+        return counts
 
     def _problem(self, learner: LearnerView) -> str | None:
         size, minibatch_size = learner.comm.size, self.minibatch_size
@@ -96,4 +103,11 @@ class RankSource(MinibatchSource):
                 "distributed_after must be 0 if each rank has separate data: a warm start "
                 "needs the same minibatch on every rank"
             )
+        if self.shares == MEASURED or (self.shares is not None and len(self.shares) > 1):
+            return (
+                f"shares={shown(self.shares)} must be one number for each rank, if each rank has "
+                "separate data"
+            )
+        if min(self._counts(learner.comm)) == 0:
+            return f"minibatch_size={minibatch_size} must have a sample for each rank's share"
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from ...errors import UserError
 from ...validation import LARGEST_INTEGER, choice, integer
 from ..order import IndexArray, epoch_order
 from ..sequences import Padded, Sequences, as_sequences, require_same_sequences
+from ..shares import Weights
 from ..validation import Array, DType
 from ..view import FeedView, LearnerView
 from .minibatches import BaseSource, MinibatchSize, size_after
@@ -80,6 +82,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         dtype: DType = np.float32,
         classes: int | None = None,
         start: int = 0,
+        shares: Any = None,
     ) -> None:
         self.unit: Unit = choice("unit", unit, ("tokens", "sequences"))
         self.y_fill = integer("y_fill", y_fill, -LARGEST_INTEGER)
@@ -93,6 +96,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
             dtype=dtype,
             classes=classes,
             start=start,
+            shares=shares,
         )
         longest = int(self.dataset.lengths.argmax())
         for size in self._known_sizes():
@@ -139,11 +143,13 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
             end = int(before.searchsorted(before[begin] + size, side="right")) - 1
             if end == begin:
                 learner.fail(self._too_small(size, int(order[begin])))
-            local = slice(begin, end)
-            if feed.distributed:
-                cuts = begin + balanced(lengths[begin:end], learner.comm.size)
-                local = slice(cuts[learner.comm.rank], cuts[learner.comm.rank + 1])
-            feed.announce(int(units[local].sum()), int(before[end] - before[begin]))
+            local, rank = slice(begin, end), learner.comm.rank
+            with feed.dealing(self.shares) as weights:
+                if feed.distributed:
+                    shares = weights or (1,) * learner.comm.size
+                    cuts = begin + balanced(lengths[begin:end], shares)
+                    local = slice(cuts[rank], cuts[rank + 1])
+                feed.announce(int(units[local].sum()), int(before[end] - before[begin]))
             begin = end
             yield self._read(order[local], learner)
 
@@ -175,29 +181,31 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         )
 
 
-def balanced(lengths: IndexArray, size: int) -> IndexArray:
-    """Cut a run of sequences into contiguous parts with about equal numbers of tokens.
+def balanced(lengths: IndexArray, shares: Weights) -> IndexArray:
+    """Cut a run of sequences into contiguous parts with about these shares of the tokens.
 
     Each cut is placed so that the tokens before the cut are closest to the share of these parts. If
     there are at least as many sequences as parts, each part has at least 1.
 
     Args:
         lengths: int64 [sequences], tokens of each.
-        size: number of parts.
+        shares: of the parts; only their ratios count.
     Returns:
-        int64 [size + 1]: part k is from cut k to cut k + 1.
+        int64 [parts + 1]: part k is from cut k to cut k + 1.
 
     Local.
 
-    >>> balanced(np.array([5, 1, 1, 1, 8]), 2).tolist()
+    >>> balanced(np.array([5, 1, 1, 1, 8]), (1, 1)).tolist()
     [0, 4, 5]
     """
+    size = len(shares)
     parts = np.arange(size + 1)
     count = len(lengths)
     if count <= size:
         return np.minimum(parts, count)
     ends = lengths.cumsum()
     middles = 2 * ends - lengths  # twice the tokens before the middle of each
-    cuts = middles.searchsorted(2 * ends[-1] * parts / size)
+    before = np.array([*accumulate(shares, initial=0)], float)
+    cuts = middles.searchsorted(2 * ends[-1] * before / before[-1])
     ahead: IndexArray = np.maximum.accumulate(cuts - parts)
     return parts + np.minimum(ahead, count - size)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..fingerprint import require_same_data
-from ..order import GROUPS_IN_USE, has_groups, order_of, rank_slice
+from ..order import GROUPS_IN_USE, has_groups, order_of
+from ..shares import rank_part
 from ..validation import Array
 from ..view import FeedView, LearnerView
 from .minibatches import MinibatchSource, size_after
@@ -17,10 +18,10 @@ class Source(MinibatchSource):
 
     Minibatch t of an epoch is the t-th run of `minibatch_size` samples in an order drawn from
     (seed, epoch) alone. Rank k gets the k-th of K contiguous parts; the sizes of the parts differ
-    by at most 1. So the ranks' parts, joined, are the minibatch that a single rank would get,
-    whatever K; every sample is used exactly once an epoch (the last minibatch may be short); and
-    all ranks take the same number of steps, some with an empty part if there are fewer samples than
-    ranks.
+    by at most 1, or are as `shares` says. So the ranks' parts, joined, are the minibatch that a
+    single rank would get, whatever K; every sample is used exactly once an epoch (the last
+    minibatch may be short); and all ranks take the same number of steps, some with an empty part if
+    there are fewer samples than ranks.
 
     The position is a function of the learner's samples alone: a new source with the same arguments
     continues at the clock of a restored learner.
@@ -46,6 +47,10 @@ class Source(MinibatchSource):
             out of range; your own model must do so.)
         start: the learner's samples before this source's first sample, if the learner has already
             been trained on another source.
+        shares: each rank's share of a minibatch: a positive number for each rank that trains (only
+            their ratios count); a mapping from samples to such numbers; or "measured": in
+            proportion to the ranks' speeds, which they compare at intervals (``learner.report()``
+            has the shares, with which a run can be repeated). None: equal shares.
     Raises:
         UserError: an argument is not as required, or there are no samples.
 
@@ -76,9 +81,10 @@ class Source(MinibatchSource):
             minibatch = order[seen : seen + size_after(self.minibatch_size, feed.samples)]
             seen += len(minibatch)
             local = minibatch
-            if feed.distributed:
-                local = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]
-            feed.announce(len(local), len(minibatch))
+            with feed.dealing(self.shares) as weights:
+                if feed.distributed:
+                    local = minibatch[rank_part(len(minibatch), learner.comm, weights)]
+                feed.announce(len(local), len(minibatch))
             yield self._read(local, learner)
 
     def _facts(self) -> dict[str, Any]:

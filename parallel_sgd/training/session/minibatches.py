@@ -47,10 +47,10 @@ class SessionMinibatches:
         self._loader: Any = None
         sampler = getattr(train, "batch_sampler", None)
         if isinstance(train, BaseSource):
-            self._refuse("minibatch_size", "auto_minibatch_size", "epochs")
+            self._refuse("minibatch_size", "auto_minibatch_size", "epochs", "shares")
             self._source, self._sizes = train, train.minibatch_size
         elif hasattr(sampler, "samples_per_epoch"):
-            self._refuse("minibatch_size", "auto_minibatch_size")
+            self._refuse("minibatch_size", "auto_minibatch_size", "shares")
             assert sampler is not None
             self._loader, self._sizes = train, sampler.minibatch_size
         else:
@@ -63,6 +63,7 @@ class SessionMinibatches:
                 start=start,
                 dtype=session.objective.dtype,
                 classes=session.objective.classes,
+                shares=session.shares,
             )
 
     def _refuse(self, *names: str) -> None:

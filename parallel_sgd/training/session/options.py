@@ -9,6 +9,7 @@ from typing import Any
 from ...communication import launched_size
 from ...communication.liveness.preemption import preempt_on
 from ...data import Dataset, Sequences, SequenceSource, as_dataset
+from ...data.shares import checked_shares
 from ...data.sources.minibatches import MinibatchSize, checked_minibatch_size
 from ...errors import UserError
 from ...options import Choice, Options, Real, Whole, option, options
@@ -91,6 +92,7 @@ class SessionOptions:
     seed: int = 0
     rate_follows: str | None = None
     microbatch_size: int | None = None
+    shares: Any = None
     validation: CrossValidation | None = None
     test: Any = None
     progress_every: int | None = None
@@ -147,6 +149,7 @@ class SessionOptions:
             objective=objective_of(self.objective),
             minibatch_size=None if size is None else checked_minibatch_size(size),
             seed=checked_seed(self.seed),
+            shares=checked_shares(self.shares),
             progress_bar=choice("progress_bar", self.progress_bar, (True, False)),
             callbacks=tuple(callbacks),
             test=self._test(),

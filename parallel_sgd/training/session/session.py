@@ -43,6 +43,7 @@ class TrainingSession(SessionOptions):
             rates as they are: `lr` constant, `lr_per_sample` linear.
         microbatch_size: samples computed at a time on each rank. The gradients of several
             microbatches are added up to the rank's part of a minibatch. None: all samples at once.
+        shares: each rank's share of a minibatch: numbers, or "measured": see `data.Source`.
         validation: data to measure the model on during training.
         test: data to measure the final model on, at the end, by all ranks.
         progress_every: samples of all ranks between two rows of metrics. None: an epoch. Each
