@@ -47,13 +47,13 @@ class RankShares:
         log: the measured weights by the samples from which they hold, equal ones at first; empty
             before a measurement. `Source` takes the log as `shares`, to repeat a run in every bit.
 
-    Local, but for `agree`.
+    Local, but for `stepped`.
     """
 
     def __init__(self, learner: SharingLearner) -> None:
         self._learner = learner
         self._dealing = runtime.Lock()  # held while a minibatch is dealt, and while ranks agree
-        self._measures, self._steps = False, 0
+        self._measures, self._steps, self._speed = False, 0, 0.0
         self.log: dict[int, Weights] = {}
 
     @contextmanager
@@ -103,10 +103,11 @@ class RankShares:
     def _agree(self) -> None:
         comm, ledger = self._learner.comm, self._learner.ledger
         samples, seconds = self._learner.timer.work()
-        speed = samples / seconds if samples and seconds > 0 else 0.0
-        gathered = comm.allgather_object((ledger.end, speed))
+        if samples and seconds > 0:  # a rank without samples keeps its speed of before
+            self._speed = samples / seconds
+        gathered = comm.allgather_object((ledger.end, self._speed))
         speeds = [speed for _, speed in gathered]
-        if not all(speeds):  # a rank has had no samples in this time
+        if not all(speeds):
             return
         mean = sum(speeds) / len(speeds)
         shares = [SHARE * speed / mean for speed in speeds]
