@@ -129,7 +129,7 @@ class MinibatchSampler(Sampler[list[int]]):
         comm = self.learner.comm
         if self._agreement is not None and self._agreement.holds(self.learner):
             return
-        comm.raise_together(self._problem)
+        comm.raise_together(self._problem or problem_with_shares(self.shares, comm))
         facts = {
             "length of the dataset": self.samples,
             "minibatch_size": size_summary(self.minibatch_size),
@@ -142,7 +142,6 @@ class MinibatchSampler(Sampler[list[int]]):
         if self._grouped is not None:
             facts[GROUPS_IN_USE] = self._grouped.open_groups
         comm.require_agreement(facts)
-        comm.raise_together(problem_with_shares(self.shares, comm))
         if self.shares == MEASURED:
             self.learner.shares.measure()
         self._agreement = Agreement(self.learner)

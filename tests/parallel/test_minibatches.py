@@ -205,7 +205,7 @@ def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along(
     local_step = psgd.SGD(lr=0.1).bind(zeros("one block"))
     announced = MinibatchLedger(psgd.DataParallelSGD(), local_step)
     kept, left = (
-        Feed(announced, psgd.DataParallelSGD(), pytest.fail, NoRecovery()) for _ in range(2)
+        Feed(announced, psgd.DataParallelSGD(), None, pytest.fail, NoRecovery()) for _ in range(2)
     )
     for feed in (kept, left):
         announced.begin(feed)

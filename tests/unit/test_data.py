@@ -132,7 +132,7 @@ def test_ranks_agree_once_for_each_learner_and_communicator():
         list(source.epoch(number, learner))
     list(source.minibatches(learner))
     facts = {"minibatch_size": 4, "epochs": 3, "seed": 0, "shuffle": True, "start": 0}
-    facts |= {"classes": None, "dtype": "float32", "number of samples": 10}
+    facts |= {"classes": None, "dtype": "float32", "shares": None, "number of samples": 10}
     assert learner.comm.agreed == [facts]
     list(source.minibatches(other))
     assert len(other.comm.agreed) == 1
