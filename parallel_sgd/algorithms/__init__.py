@@ -7,7 +7,8 @@ from .asynchronous import DataParallelASGD
 from .asynchronous_state import DataParallelASGDState
 from .data_parallel import DataParallelSGD, DataParallelState
 from .exchange_state import ExchangeState
-from .local_updates import Fragment, LocalUpdates, LocalUpdateState
+from .local_update_state import Fragment, LocalUpdateState
+from .local_updates import LocalUpdates
 from .low_rank import PowerSGD, PowerSGDState
 from .outer import (
     Averaging,

@@ -87,6 +87,8 @@ class Algorithm(Options, ABC, Generic[StateT]):
         optimizer_on_servers: True if servers take the optimizer's steps, each on its part of the
             model.
         overlap: True if the algorithm uses `ready`.
+        has_quorum: True if no step waits for ranks that are late. The samples of all ranks must
+            then be announced, and ranks call `arrive` before they wait for all others.
         has_common_model: False if ranks only approach each other between steps, as by gossip: each
             has a model of its own, and `finish` makes one of them. Then the ranks compare no
             models, and each evaluates its own.
@@ -98,6 +100,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
     asynchronous: bool = False
     optimizer_on_servers: bool = False
     overlap: bool = False
+    has_quorum: bool = False
     has_common_model: bool = True
 
     @abstractmethod
@@ -127,6 +130,16 @@ class Algorithm(Options, ABC, Generic[StateT]):
         work.optimizer.state.align(work.comm)
         for array in (work.parameters.flat, *work.optimizer.state.buffers.values()):
             work.comm.broadcast(array)
+
+    def arrive(self, state: StateT, work: Work, *, problem: bool = False) -> None:
+        """Prepare to wait for all ranks outside of steps, to evaluate, save, load or finish.
+
+        With a quorum other ranks may still be in earlier steps. Afterwards the common model is the
+        same on all ranks. The default does nothing.
+
+        Args:
+            problem: this rank is about to tell the other ranks of a problem, instead.
+        """
 
     def finish(self, state: StateT, work: Work) -> None:
         """Complete the work under way, so that all ranks hold the final model.

@@ -58,6 +58,7 @@ class ExchangeState(Component):
         background: the sum under way in the background, or the latest.
         background_part: the part of the vector that it sums.
         overlapped: the sum under way of a vector that is still being computed.
+        members: the ranks of the sums, if not all: see `sum_over`.
     """
 
     residuals: Residuals | None = None
@@ -79,6 +80,7 @@ class ExchangeState(Component):
     background: InBackground[None] | None = workspace(default=None)
     background_part: int = workspace(default=0)
     overlapped: OverlappedExchange | None = workspace(default=None)
+    members: Communicator | None = workspace(default=None)
 
     @classmethod
     def init(
@@ -160,21 +162,38 @@ class ExchangeState(Component):
             parts[bucket.part] = slice(first.start, bucket.values.stop)
         return [*parts.values()]
 
-    def sum(self, vector: Array, part: int = 0) -> None:
+    def sum(self, vector: Array, part: int = 0, clock: int | None = None) -> None:
         """Replace a part of `vector` by (the decoded form of) its sum over all ranks. Collective.
 
         Args:
             vector: [n] of the parameters' dtype, finite; on return the part has the same bits on
                 all ranks.
             part: its number, of `fragments`.
+            clock: determines the bits. Default: the present clock.
 
         Waits for a sum of another part in the background: both use the same communicator.
         """
         self.wait()
-        exchange = self._present_exchange()
+        exchange = self._present_exchange(clock)
         self._project(exchange, vector)
         exchange.sum(vector, self.residuals, part=part)
         self._sum_projections()
+
+    def sum_over(self, ranks: Communicator) -> None:
+        """Sum over these ranks from now on: all ranks of the state, or a `Subset`. Local.
+
+        The stripes change. The error of this rank's sums is added to the error of its own messages,
+        so that it is sent with the next of these, and nothing is lost.
+        """
+        if [*ranks.world_ranks] == [*self.current.comm.world_ranks]:
+            return
+        residuals = self.residuals
+        if residuals is not None:
+            residuals.give_owned(self.current.owned)
+        self.members = None if ranks is self.comm else ranks
+        self._replace(self.current_bits)
+        if residuals is not None:
+            residuals.cut(self.current.owned)
 
     def _project(self, exchange: Exchange, vector: Array) -> None:
         """Begin the projections of a gradient before its sum. Local."""
@@ -362,15 +381,17 @@ class ExchangeState(Component):
 
     def _exchange(self, bits: float | str) -> Exchange:
         self.current_bits, compression = bits, self.options.compression
+        # Some of the ranks send for themselves; NCCL knows only all of them.
+        plan = self.plan if self.members is None else self.plan.of_subset(self.members.size)
         return Exchange(
             self.parameters,
-            self.own_comm or self.comm,
+            self.members or self.own_comm or self.comm,
             codecs_of(self.options, self.bits, bits, len(self.buckets)),
             buckets=self.buckets,
-            transport=self.plan.transport,
-            topology=self.plan.topology,
+            transport=plan.transport,
+            topology=plan.topology,
             residual_decay=compression.decay,
             block_size=compression.block_size,
             overlapped=self.overlaps,
-            nccl=self.plan.nccl,
+            nccl=plan.nccl,
         )

@@ -14,12 +14,21 @@ With P fragments, each part of the model has blocks of its own, and the blocks o
 different times: the first block of part f is (f + 1) / P of a block long. A synchronization then
 exchanges a P-th of the model, P times as often (Douillard et al., "Streaming DiLoCo with
 overlapping communication", 2025, section 2.1).
+
+With a quorum, an outer step does not wait for ranks that are late. A rank k that joins an outer
+step with a change of a model that lacks a_k of the outer steps so far, takes part with
+
+    term     1 / (1 + a_k) · n_k / N_k (Φ_old - x_k)     N_k: samples of all ranks in its block
+
+and G is the sum of the terms of the ranks in the step. What a late rank has learned is missing in
+one outer step, and comes with the next: with weights of 1 in place of 1 / (1 + a_k) nothing would
+be lost or counted twice. Weights of 1 / (1 + a): Zhang et al., "Staleness-aware Async-SGD for
+Distributed Deep Learning", IJCAI 2016, eq. 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import ClassVar, cast
 
@@ -32,79 +41,15 @@ from ..exchange import Exchange, ExchangeOptions
 from ..kernels import body
 from ..options import Real, Whole, group, option, options
 from ..parameters import Parameters
-from ..state import across, workspace
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
+from .local_update_state import Fragment, LocalUpdateState
 from .outer import Averaging, Block, OuterStep
 from .period import WHOLE, BlockPeriod
+from .rounds import Answer, Call, Quorum, Rounds, weight_after
 from .skipped import SavedOptimizer
-
-
-@dataclass(kw_only=True)
-class Fragment:
-    """The blocks of one part of the model.
-
-    Attributes:
-        samples: of all ranks, in the present block so far.
-        own_samples: of this rank, in the present block so far.
-        steps: minibatches in the present block so far.
-        sent_samples: of all ranks, in the block under way; 0 without such a block.
-        sent_lr: learning rate of the last local step of the block under way: see
-            `LocalUpdateState.lr`.
-        blocks: ended so far.
-        is_first: True in the first of several fragments' blocks, which is shorter.
-        number: of the fragment.
-        values: its slice of the vector.
-        averaging: exchange of averaged inner states.
-    """
-
-    samples: int = across("same", least=0, default=0)
-    own_samples: int = across("share", least=0, default=0)
-    steps: int = across("same", least=0, default=0)
-    sent_samples: int = across("same", least=0, default=0)
-    sent_lr: float = across("same", least=0, default=0.0)
-    blocks: int = across("same", least=0, default=0)
-    is_first: bool = across("same", default=False)
-    number: int = workspace()
-    values: slice = workspace()
-    averaging: Exchange | None = workspace()
-
-
-@dataclass(kw_only=True)
-class LocalUpdateState:
-    """The state of local updates.
-
-    Attributes:
-        exchange: of pseudo-gradients.
-        start: [n], Φ: the model common to all ranks at the latest synchronization.
-        momentum: [n], of the outer step; None without momentum.
-        sent: [n], with overlap: the pseudo-gradient under way, or this rank's part of it; else
-            None.
-        fragments: the parts of the model, by number as text.
-        lr: learning rate for a mean gradient, of the latest local step; 0 unless the outer step
-            divides by the rate.
-        warm: True before the first step. During a warm start all ranks train the same model.
-    """
-
-    exchange: ExchangeState
-    start: Array = across("same")
-    momentum: Array | None = across("same")
-    sent: Array | None = across("same")
-    fragments: dict[str, Fragment]
-    lr: float = across("same", least=0, default=0.0)
-    warm: bool = across("same", default=True)
-
-    @property
-    def parts(self) -> Collection[Fragment]:
-        """The fragments, in the order of the vector."""
-        return self.fragments.values()
-
-    @property
-    def weight(self) -> dict[str, int]:
-        """Weight of this rank's model in a mean of the ranks' models, by the end of a part."""
-        return {str(part.values.stop): part.own_samples for part in self.parts}
 
 
 @options
@@ -118,6 +63,10 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     sends 2·(K-1)/K models in 32 bits), and at most 10 passes over the model, 13 with overlap. With
     overlap the merge waits for the exchange, after a sum of its own. An averaged inner state is
     exchanged at the merge. A zeroed inner state loses its changes since the end of the block.
+
+    With a quorum, a step at the end of a block waits until a quorum of ranks has come. Ranks wait
+    for all others only to evaluate, save and finish, and train on announced minibatches, such as
+    those of a source. Which ranks are late is a matter of time: a run does not repeat bit for bit.
 
     Extra memory per parameter: Φ and the outer momentum, 4 bytes each (float32), the exchange's
     buffers, and with overlap 4 more. The local step allocates nothing.
@@ -133,6 +82,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
 
     outer: OuterStep = group(Averaging)
     period: BlockPeriod = group(BlockPeriod)
+    bounds: Quorum = group(Quorum)
     exchange: ExchangeOptions = group(ExchangeOptions)
     distributed_after: int = option(0, Whole(), WARM_START)
     overlap_samples: int = option(
@@ -162,6 +112,25 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             set_validated(self, period=self.default_period)
         if not self.period.given:
             raise UserError("one of block_samples, sync_period, sync_steps must be given")
+        if self.bounds.given:
+            self._require_plain_blocks()
+
+    def _require_plain_blocks(self) -> None:
+        """Refuse options that need all ranks at the end of a block."""
+        for name, plain in (("fragments", 1), ("overlap_samples", 0)):
+            if getattr(self, name) != plain:
+                raise UserError(
+                    f"{name}={getattr(self, name)} must be {plain} with quorum or grace_s"
+                )
+        if self.outer.inner_state == "average":
+            raise UserError(
+                "the local optimizer's state must be kept or zeroed with quorum or grace_s, not "
+                "averaged: ranks that are late would miss averages"
+            )
+
+    @property
+    def has_quorum(self) -> bool:  # type: ignore[override]
+        return self.bounds.given
 
     def init(self, work: Work) -> LocalUpdateState:
         x, comm = work.parameters, work.comm
@@ -179,6 +148,8 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             )
         if work.minibatch_size is not None:
             self._require_minibatch(work.minibatch_size, comm)
+        if self.bounds.given:
+            self._require_for_quorum(work)
         exchange = ExchangeState.init(
             self.exchange,
             x,
@@ -208,10 +179,18 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                 )
                 for number, values in enumerate(exchange.parts)
             },
+            rounds=Rounds(comm, self.bounds) if self.bounds.given else None,
         )
         state.start[...] = x.flat
         work.skipped.kept["optimizer"] = SavedOptimizer(work.optimizer.state)
         return state
+
+    def _require_for_quorum(self, work: Work) -> None:
+        """Refuse what needs all ranks at the end of a block. The same on all ranks."""
+        self.bounds.of(work.comm.size)
+        work.comm.require_fixed_ranks(
+            "quorum and grace_s need ranks that stay: run without --survive"
+        )
 
     def step(self, state: LocalUpdateState, work: Work, minibatch: Minibatch) -> None:
         samples, total = minibatch
@@ -233,7 +212,10 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             if fragment.sent_samples and fragment.samples >= self.overlap_samples:
                 self._merge(state, fragment, work)
             if self.period.ends(fragment.steps, fragment.samples, ranks, self._length(fragment)):
-                self._synchronize(state, fragment, work, overlap=self.overlap_samples > 0)
+                if state.rounds is None:
+                    self._synchronize(state, fragment, work, overlap=self.overlap_samples > 0)
+                else:
+                    self._join_round(state, state.rounds, work)
                 fragment.is_first = False
 
     def _length(self, fragment: Fragment) -> Fraction:
@@ -332,6 +314,99 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if self.fragments == 1:
             work.skipped.keep(work.samples)
 
+    def _join_round(self, state: LocalUpdateState, rounds: Rounds, work: Work) -> None:
+        """End the block of this rank: take an outer step with the ranks that have come."""
+        answer, members = rounds.ask(Call.BLOCK)
+        if answer is Answer.PROBLEM:
+            work.group.meet()  # raises it
+        self._round(state, rounds, work, members, adds=True)
+
+    def arrive(self, state: LocalUpdateState, work: Work, *, problem: bool = False) -> None:
+        """Take part in the outer steps of ranks on their way, until all ranks have come."""
+        (fragment, *_), rounds, x = state.parts, state.rounds, work.parameters.flat
+        if rounds is None or state.warm:
+            return
+        call = Call.PROBLEM if problem else Call.MEETING
+        # bounded: each ask() is; every rank that is late ends its blocks
+        while (asked := rounds.ask(call))[0] is Answer.ROUND:
+            self._round(state, rounds, work, asked[1], adds=False)
+        if asked[0] is Answer.MEET:
+            blocks = work.comm.allgather_object(fragment.blocks)
+            is_behind = fragment.blocks < max(blocks)
+            if is_behind:
+                x -= state.start
+            self._catch_up(state, rounds, work, range(work.comm.size), blocks)
+            if is_behind:
+                x += state.start
+            state.exchange.sum_over(work.comm)
+
+    def _round(
+        self,
+        state: LocalUpdateState,
+        rounds: Rounds,
+        work: Work,
+        members: Sequence[int],
+        *,
+        adds: bool,
+    ) -> None:
+        """Take an outer step with some ranks. Collective among these.
+
+        Args:
+            adds: add this rank's change, as its block has ended. Otherwise the rank waits to meet
+                all ranks, and keeps its change.
+        """
+        (fragment, *_), x, ranks = state.parts, work.parameters.flat, rounds.subset(members)
+        samples = fragment.samples if adds else 0
+        facts = ranks.allgather_object((fragment.blocks, work.samples, samples, state.lr))
+        blocks, clocks, of_blocks, _ = zip(*facts, strict=True)
+        newest, (_, _, _, lr) = max(blocks), max(facts)
+        age = newest - fragment.blocks
+        if adds:
+            problem = self._weigh_own(state, fragment, work, x, weight_after(age))
+            term = x
+        else:
+            problem, term = None, work.parameters.like().flat
+            x -= state.start
+        try:
+            ranks.raise_together(problem)
+        except SharedError:
+            x[...] = state.start  # x may hold a term of G
+            raise
+        self._catch_up(state, rounds, work, members, blocks)
+        state.exchange.sum_over(ranks)
+        state.exchange.sum(term, clock=max(clocks))
+        if adds:
+            fragment.samples = fragment.own_samples = fragment.steps = 0
+        self._move(state, fragment, term, max(of_blocks), lr, work)
+        if adds:
+            self._treat_inner_state(fragment, work)
+        else:
+            x += state.start
+        rounds.count(age if adds else 0)
+
+    def _catch_up(
+        self,
+        state: LocalUpdateState,
+        rounds: Rounds,
+        work: Work,
+        ranks: Sequence[int],
+        blocks: Sequence[int],
+    ) -> None:
+        """Give the newest Φ and momentum to ranks that have an older one. Collective.
+
+        Args:
+            ranks: those that have come.
+            blocks: the outer steps in the Φ of each.
+        """
+        newest = max(blocks)
+        behind = [rank for rank, steps in zip(ranks, blocks, strict=True) if steps < newest]
+        giver = ranks[blocks.index(newest)]
+        if behind and work.comm.rank in (giver, *behind):
+            momentum = [] if state.momentum is None else [state.momentum]
+            rounds.broadcast([giver, *behind], [state.start, *momentum])
+            for fragment in state.parts:
+                fragment.blocks = newest
+
     def _merge(self, state: LocalUpdateState, fragment: Fragment, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
         x = work.parameters.flat
@@ -356,13 +431,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         Raises:
             SharedError: on all ranks, if a model is not finite, or a rank has failed.
         """
-        x, start = work.parameters.flat[fragment.values], state.start[fragment.values]
-        weight = self.outer.weight(fragment.own_samples, fragment.samples)
-        out = None if term is work.parameters.flat else term[fragment.values]
-        largest = body(x).weighted_difference(x, start, weight, out)
-        change = "model's change over the block"
-        problem = problem_with_largest(largest, state.exchange.fewest_bits, change)
-        problem, comm = work.skipped.problem(problem), work.comm
+        problem, comm = self._weigh_own(state, fragment, work, term), work.comm
         block = {
             "steps in the block": fragment.steps,
             "samples of all ranks in the block": fragment.samples,
@@ -376,6 +445,28 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                 "with every sample of each minibatch"
             )
 
+    def _weigh_own(
+        self,
+        state: LocalUpdateState,
+        fragment: Fragment,
+        work: Work,
+        term: Array,
+        factor: float = 1.0,
+    ) -> str | None:
+        """Compute this rank's term of G, times a factor. Return why it cannot be used, or None.
+        Local.
+
+        Args:
+            term: see `_weigh`.
+        """
+        x, start = work.parameters.flat[fragment.values], state.start[fragment.values]
+        weight = factor * self.outer.weight(fragment.own_samples, fragment.samples)
+        out = None if term is work.parameters.flat else term[fragment.values]
+        largest = body(x).weighted_difference(x, start, weight, out)
+        change = "model's change over the block"
+        problem = problem_with_largest(largest, state.exchange.fewest_bits, change)
+        return work.skipped.problem(problem)
+
     def _outer_step(
         self,
         state: LocalUpdateState,
@@ -386,11 +477,28 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         work: Work,
     ) -> None:
         """Take the outer step, and keep, zero or average the inner state."""
-        ranks, inner, values = work.comm.size, work.optimizer.state, fragment.values
+        self._move(state, fragment, gradient, samples, lr, work)
+        self._treat_inner_state(fragment, work)
+
+    def _move(
+        self,
+        state: LocalUpdateState,
+        fragment: Fragment,
+        gradient: Array,
+        samples: int,
+        lr: float,
+        work: Work,
+    ) -> None:
+        """Take the outer step. Local."""
+        ranks, values = work.comm.size, fragment.values
         block = Block(samples, self.period.length(samples, ranks), lr, ranks)
         momentum = None if state.momentum is None else state.momentum[values]
         self.outer.step(state.start[values], momentum, gradient[values], block)
         fragment.blocks += 1
+
+    def _treat_inner_state(self, fragment: Fragment, work: Work) -> None:
+        """Keep, zero or average the inner state. Collective if it is averaged."""
+        ranks, inner, values = work.comm.size, work.optimizer.state, fragment.values
         match self.outer.inner_state:
             case "zero" if self.fragments > 1:
                 work.optimizer.optimizer.reset_part(inner, values)

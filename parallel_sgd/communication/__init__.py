@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .network_interfaces import interfaces
     from .roles import WHOLE_MINIBATCH, AllRanks, AllTrain, Group, Roles
     from .serialization import packed, unpacked
+    from .subset import Subset
     from .threads.communicator import ThreadCommunicator, ThreadWorld, simulate
     from .threads.endpoint import Mailbox
     from .world import Communicator
@@ -89,6 +90,7 @@ __all__ = [
     "Roles",
     "SimulatedFailure",
     "Status",
+    "Subset",
     "ThreadCommunicator",
     "ThreadWorld",
     "Watchdog",
@@ -142,6 +144,7 @@ __getattr__, __dir__ = on_first_use(
         "mpi.init_timeout": ("kill_if_longer_than",),
         "cuda.nccl": ("Nccl",),
         "network_interfaces": ("interfaces",),
+        "subset": ("Subset",),
         "roles": ("WHOLE_MINIBATCH", "AllRanks", "AllTrain", "Group", "Roles"),
         "serialization": ("packed", "unpacked"),
         "threads.communicator": ("ThreadCommunicator", "ThreadWorld", "simulate"),

@@ -56,6 +56,11 @@ class ExchangePlan:
         chosen = {"transport": self.transport, "seconds": self.seconds, "values": self.values}
         return chosen if self.seconds else None
 
+    def of_subset(self, ranks: int) -> ExchangePlan:
+        """Return the plan of an exchange over some of the ranks: each sends for itself. Local."""
+        transport = "pipelined" if self.transport == "nccl" else self.transport
+        return ExchangePlan(transport, Topology.flat(ranks), {})
+
     def close(self) -> None:
         """Release NCCL's resources. Collective."""
         if self.nccl is not None:

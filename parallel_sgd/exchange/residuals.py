@@ -64,6 +64,22 @@ class Residuals:
             for error in (self.worker_error[values], *map(self.owner_error.get, buckets)):
                 error *= factor
 
+    def give_owned(self, owned: Mapping[str, slice]) -> None:
+        """Add the errors as an owner to those of this rank's messages: the stripes are to be cut
+        anew. Local.
+
+        Args:
+            owned: this rank's stripe in the vector, by bucket.
+        """
+        for name, values in owned.items():
+            self.worker_error[values] += self.owner_error[name]
+
+    def cut(self, owned: Mapping[str, slice]) -> None:
+        """Begin without errors as an owner of these stripes, after `give_owned`. Local."""
+        for name, values in owned.items():
+            self.owner_error[name] = empty_like(self.worker_error, values.stop - values.start)
+            self.owner_error[name].fill(0)
+
     def give_non_owned(self, values: slice, vector: Array) -> None:
         """Add the worker error of some values to `vector`, before another rank leads these values.
 

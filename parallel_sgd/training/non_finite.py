@@ -23,6 +23,10 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
             f"not_finite='skip' needs an algorithm that can skip: {type(algorithm).__name__} does "
             "not synchronize in every step, and has no skip method"
         )
+    if algorithm.has_quorum:
+        raise UserError(
+            "not_finite='skip' must be 'stop' with quorum or grace_s: all ranks skip a block together"
+        )
 
 
 def train(runner: AlgorithmRunner, samples: int, announced_total: int | None) -> int:

@@ -89,6 +89,11 @@ class AlgorithmRunner:
             total = announced_total
         elif algorithm.asynchronous:
             total = samples * self.group.own.size
+        elif algorithm.has_quorum:
+            self.fail(
+                "quorum and grace_s need the samples of all ranks before each step: train on the "
+                "minibatches of a parallel_sgd.data.Source, or call learner.announce()"
+            )
         else:
             total = self._together(self.group.agree, None, samples)
         if total:
@@ -101,7 +106,12 @@ class AlgorithmRunner:
         Raises:
             SharedError: a rank has failed.
         """
+        self.arrive()
         return self._together(self.group.agree, None, number)
+
+    def arrive(self, *, problem: bool = False) -> None:
+        """Let ranks that are still in earlier steps come: see `Algorithm.arrive`. Collective."""
+        self.algorithm.arrive(self.state, self.work, problem=problem)
 
     def skip(self, samples: int, announced_total: int | None) -> int:
         """Skip a minibatch on all ranks: the state stays the same, and the clock advances.
@@ -127,11 +137,13 @@ class AlgorithmRunner:
 
     def fail(self, problem: str) -> NoReturn:
         """End training because of a problem of this rank. Raises a SharedError."""
+        self.arrive(problem=True)
         self._together(self.group.fail, problem)
         raise AssertionError("unreachable")
 
     def meet(self) -> None:
         """Synchronize, and raise a SharedError if a rank has failed. Collective."""
+        self.arrive()
         self._together(self.group.meet)
 
     def finish(self) -> None:
@@ -139,6 +151,7 @@ class AlgorithmRunner:
         if self.group.serves:
             self.group.serve()
             return
+        self.arrive()
         try:
             self._together(self.group.meet_to_finish)
         except SharedError:

@@ -80,6 +80,11 @@ class RankShares:
             UserError: the ranks do not step together.
         """
         algorithm = self._learner.algorithm
+        if algorithm.has_quorum:
+            raise UserError(
+                f"shares={MEASURED!r} must be numbers with quorum or grace_s: the ranks agree on "
+                "measured shares at the ends of blocks"
+            )
         if algorithm.asynchronous or not algorithm.roles.together:
             raise UserError(
                 f"shares={MEASURED!r} must be numbers, one for each rank that trains: the ranks of "

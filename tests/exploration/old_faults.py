@@ -88,7 +88,7 @@ OLD_FAULTS = {
         "append_metrics",
         "if not self._writes:",
         "if False:",
-        seed=233,
+        seed=450,
     ),
     "a server without values waits for other pushes than the rest": OldFault(
         "sync rounds, 6 ranks, 4 servers",

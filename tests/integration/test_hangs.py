@@ -82,6 +82,55 @@ def test_a_rank_that_is_stopped_while_the_others_end(folder: Path) -> None:
     assert "is stopped, by a signal or a debugger" in output
 
 
+LATE = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+pids = comm.allgather_object(os.getpid())
+leaves = "leaves" in sys.argv
+parameters = psgd.Parameters({"w": np.zeros(1000, np.float32)})
+algorithm = psgd.DiLoCo(sync_steps=2, quorum=2, gradient_bits=1)
+x, y = np.ones((120, 1000)), np.zeros(120)
+with psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+    source = psgd.data.Source(x, y, minibatch_size=6)
+    for step, (inputs, _) in enumerate(source.minibatches(learner)):
+        if comm.rank == 2 and step == 5:
+            sys.exit() if leaves else os.kill(os.getpid(), signal.SIGSTOP)
+        learner.gradient.flat[...] = inputs.sum(0)
+        learner.step(samples=len(inputs))
+    if comm.rank == 0:
+        while Path(f"/proc/{pids[2]}/stat").read_text().rpartition(") ")[2][0] != "T":
+            time.sleep(0.1)
+        print("two ranks have trained, and rank 2 is stopped", flush=True)
+        os.kill(pids[2], signal.SIGCONT)
+    learner.finish()
+    models = comm.allgather_object(parameters.flat.tobytes())
+    assert len(set(models)) == 1
+    print(f"rank {comm.rank}: {learner.report()['outer_steps']}", flush=True)
+"""
+
+
+def test_a_stopped_rank_holds_up_no_outer_step_of_a_quorum(folder: Path) -> None:
+    """It joins once it goes on; else the others wait for it at the end."""
+    (folder / "late.py").write_text(LATE)
+    code, output = finished("run", "-n", "3", "--wait-timeout-s", "60", "late.py")
+    assert code == 0, output
+    assert "two ranks have trained, and rank 2 is stopped" in output
+    assert re.search(r"rank 2: {'taken': \d+, 'late': [1-9]", output)
+
+
+def test_a_rank_that_leaves_ends_the_outer_steps_of_all(folder: Path) -> None:
+    (folder / "late.py").write_text(LATE)
+    began = time.monotonic()
+    code, output = finished("run", "-n", "3", "--wait-timeout-s", "60", "late.py", "leaves")
+    assert code not in (0, 124), output
+    assert time.monotonic() - began < 20 * patience()
+    assert "rank 2" in output
+
+
 SURVIVING = """
 import os, signal
 import numpy as np

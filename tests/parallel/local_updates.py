@@ -91,6 +91,11 @@ ALGORITHMS: dict[str, tuple[LocalUpdates, Optimizer]] = {
         SGD(lr=0.1),
     ),
     "overlap, SlowMo": (SlowMo(sync_steps=2, overlap_samples=1000), PAUSING),
+    "quorum, in time": (DiLoCo(sync_steps=4, grace_s=100), Adam(lr=0.01)),
+    "quorum, in time, zeroed": (
+        BlockMomentumSGD(block_samples=20, grace_s=100, distributed_after=21),
+        MomentumSGD(lr=0.05),
+    ),
     "SparseLoCo": (
         SparseLoCo(sync_steps=3, gradient_bits=32, outer_learning_rate=0.8),
         Adam(lr=0.01),

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from cases import case
 
-from parallel_sgd.communication import InBackground
+from parallel_sgd import Parameters
+from parallel_sgd.communication import InBackground, Subset
 from parallel_sgd.errors import SharedError
+from parallel_sgd.exchange import Exchange
 
 pytestmark = pytest.mark.messages
 
@@ -140,7 +142,7 @@ def test_what_cannot_be_sent_is_refused_on_all_ranks(comm):
         comm.allgather_object([object() if comm.rank == last else "fine"])
     text = str(caught.value)
     assert text.startswith("an object cannot be sent to other ranks: send None, bool, int, ")
-    assert text.endswith(f"(on rank {last})") and "\n" not in text
+    assert text.endswith(f"(on rank {comm.world_ranks[last]})") and "\n" not in text
     assert comm.allgather_object(comm.rank) == [*range(comm.size)]
 
 
@@ -208,3 +210,33 @@ def test_an_error_in_the_background_is_raised_where_the_result_is_asked_for(comm
     background = InBackground("error", lambda: apart.raise_together("disk full"))
     with pytest.raises(SharedError, match="disk full"):
         background.result()
+
+
+def test_a_subset_has_the_same_collectives(comm):
+    """Whatever its ranks and their order, and one after the other with no wait between them."""
+    ranks, duplicate = [*range(comm.size)], comm.duplicate()
+    for members in (ranks, ranks[::-1], ranks[::2], ranks[1:], [*ranks[2:], 0], [comm.rank]):
+        if comm.rank in members:
+            subset = Subset(duplicate, members)
+            assert (subset.size, members[subset.rank]) == (len(members), comm.rank)
+            assert [*subset.world_ranks] == [comm.world_ranks[member] for member in members]
+            test_allgather(subset, np.float32)
+            test_alltoall(subset, np.int64, None)
+            test_broadcast(subset, np.float64)
+            test_integers_are_summed_exactly(subset)
+            test_objects_arrive_as_they_are(subset)
+            test_what_cannot_be_sent_is_refused_on_all_ranks(subset)
+    duplicate.close()
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+def test_a_subset_exchanges(comm, transport):
+    ranks, duplicate = [*range(comm.size)], comm.duplicate()
+    for members in (ranks[::-1], ranks[1:], ranks[:2]):
+        if comm.rank in members:
+            parameters = Parameters({"w": np.full(5000, 1 + comm.rank, np.float32)})
+            Exchange(parameters, Subset(duplicate, members), transport=transport).sum(
+                parameters.flat
+            )
+            assert (parameters.flat == sum(1 + member for member in members)).all()
+    duplicate.close()

@@ -111,6 +111,7 @@ def load_checkpoint(
         learner.access.require_open()
         learner.access.require_own("load_checkpoint")
         with learner.consistency.during(LOAD, learner.comm):
+            learner.runner.arrive()
             learner.group.meet()  # raises on a failed rank, instead of waiting below
     folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
     comm.raise_together(wait_for_pending_writes(folder))

@@ -3,7 +3,7 @@
 A notice does not reach all ranks, nor all ranks at once. So the ranks gather their notices after
 the same step on all ranks: about every second (`EVERY_S`), or after each step if steps take longer.
 Asynchronous workers must wait for each other to do so, and gather less often
-(`EVERY_ASYNCHRONOUS_S`).
+(`EVERY_SELDOM_S`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...errors import Preempted
 from ..learner import Learner
 
 EVERY_S = 1.0
-EVERY_ASYNCHRONOUS_S = 10.0
+EVERY_SELDOM_S = 10.0
 
 
 class Preemption:
@@ -42,8 +42,9 @@ class Preemption:
 
     def __init__(self, learner: Learner, *, saves: bool) -> None:
         self._learner, self._wanted = learner, saves and bool(preempt_on())
-        asynchronous = learner.algorithm.asynchronous
-        self._every_s = EVERY_ASYNCHRONOUS_S if asynchronous else EVERY_S
+        algorithm = learner.algorithm
+        waits_seldom = algorithm.asynchronous or algorithm.has_quorum
+        self._every_s = EVERY_SELDOM_S if waits_seldom else EVERY_S
         self.agreed = self._asked = False
         self.begin()
         listen()

@@ -1,0 +1,263 @@
+"""Outer steps without the ranks that are late: a coordinator tells who takes part in a round.
+
+At the end of its block a rank asks the coordinator, on rank 0, and waits for its answer. A round
+begins once all ranks ask, or `grace_s` seconds after a quorum asks. A quorum is more than half of
+the ranks, so any two rounds in a row have a rank in common, which knows the newest model.
+
+A rank about to meet all ranks, to evaluate, save or finish, asks too. It takes part in the rounds
+of the ranks that are still on their way, until all have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from .. import runtime
+from ..communication import HEADER_LENGTH, Communicator, Endpoint, InBackground, Subset
+from ..errors import SharedError, UserError
+from ..options import Options, Real, Whole, option, options
+from ..state import Component
+
+COORDINATOR = 0  #: the coordinator's rank
+
+
+class Call(IntEnum):
+    """What a rank tells the coordinator."""
+
+    BLOCK = 1  #: its block has ended
+    MEETING = 2  #: it is about to meet all ranks
+    PROBLEM = 3  #: it is about to tell all ranks of a problem
+
+
+class Answer(IntEnum):
+    """What the coordinator answers."""
+
+    ROUND = 1  #: take part in a round; the body marks its ranks, uint8 [ranks]
+    MEET = 2  #: all ranks are about to meet
+    PROBLEM = 3  #: a rank has a problem, of which it tells all ranks
+    GONE = 4  #: a rank, given by its number, has finished its program
+
+
+def weight_after(age: int) -> float:
+    """Return the weight of a rank's change of a model that lacks `age` outer steps.
+
+    Source: Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016,
+    eq. 6, where the rate is divided by the staleness, which counts from 1.
+    """
+    return 1 / (1 + age)
+
+
+@options
+class Quorum(Options):
+    """When an outer step is taken without the ranks that are late. By default never."""
+
+    quorum: int | None = option(
+        None,
+        Whole(1),
+        "take an outer step once so many ranks have ended their blocks, more than half of all: "
+        "who is late joins the next one (default: all; with grace_s: the majority)",
+    )
+    grace_s: float = option(
+        0.0, Real(), "seconds that a quorum waits for the other ranks before its outer step"
+    )
+
+    @property
+    def given(self) -> bool:
+        return self.quorum is not None or self.grace_s > 0
+
+    def of(self, ranks: int) -> int:
+        """Return the number of ranks in a quorum.
+
+        Raises:
+            SharedError: not a majority of these ranks. The same on all ranks.
+        """
+        most = ranks // 2 + 1
+        quorum = most if self.quorum is None else self.quorum
+        if not most <= quorum <= ranks:
+            raise SharedError(
+                f"quorum={quorum} must be {most} to {ranks} on {ranks} ranks: more than half, so "
+                "that two outer steps in a row have a rank in common"
+            )
+        return quorum
+
+
+class Coordinator:
+    """Decides who takes part in a round. Runs on rank 0, beside its training.
+
+    Args:
+        endpoint: serving all ranks.
+        quorum, grace_s: see `Quorum`.
+
+    Local.
+    """
+
+    def __init__(self, endpoint: Endpoint, quorum: int, grace_s: float) -> None:
+        self._endpoint, self._quorum, self._grace_s = endpoint, quorum, grace_s
+        self._asking: dict[int, Call] = {}
+        self._quorum_since: float | None = None
+        self._told: set[int] = set()  # ranks told of a problem
+        self._stopped = runtime.Event()
+
+    def run(self) -> None:
+        """Answer the ranks until `stop`."""
+        endpoint, backoff = self._endpoint, self._endpoint.backoff()
+        try:
+            # bounded: by stop(), of this rank's learner
+            while not self._stopped.is_set():
+                arrived = endpoint.arrivals()
+                for rank, header in arrived:
+                    self._asking[rank] = Call(int(header[0]))
+                    endpoint.listen(rank)
+                if self._answer() or arrived:
+                    backoff.reset()
+                else:
+                    backoff.pause()
+        finally:
+            endpoint.close()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _answer(self) -> bool:
+        """Answer the ranks, if it is time. Return True if so."""
+        asking, calls, size = self._asking, set(self._asking.values()), len(self._endpoint.peers)
+        if Call.PROBLEM in calls or self._told:
+            self._told |= asking.keys()
+            self._send(Answer.PROBLEM)
+            if len(self._told) == size:
+                self._told = set()
+            return bool(asking)
+        if len(asking) == size:
+            self._send(Answer.ROUND if Call.BLOCK in calls else Answer.MEET)
+            return True
+        if not asking:
+            return False
+        gone = [rank for rank in self._endpoint.finished_peers() if rank not in asking]
+        if gone:
+            self._send(Answer.GONE, gone[0])
+            return True
+        if Call.BLOCK not in calls or len(asking) < self._quorum:
+            return False
+        now = runtime.monotonic()
+        self._quorum_since = now if self._quorum_since is None else self._quorum_since
+        if now - self._quorum_since < self._grace_s:
+            return False
+        self._send(Answer.ROUND)
+        return True
+
+    def _send(self, answer: Answer, number: int = 0) -> None:
+        """Answer all ranks that ask."""
+        header = np.zeros(HEADER_LENGTH, np.int64)
+        header[:2] = answer, number
+        marks = np.zeros(len(self._endpoint.peers), np.uint8)
+        marks[[*self._asking]] = 1
+        body = marks if answer == Answer.ROUND else None
+        sent = [self._endpoint.send(rank, header, body) for rank in self._asking]
+        self._endpoint.finish(sent, "a round's beginning")
+        self._asking, self._quorum_since = {}, None
+
+
+class Rounds(Component):
+    """This rank's part in the rounds of all ranks.
+
+    Args:
+        comm: the ranks.
+        quorum: of `Quorum`.
+
+    Attributes:
+        taken: rounds that this rank has taken part in.
+        late: those that it has joined with a change of an older model.
+        oldest: the most outer steps that such a model lacked.
+
+    Creation and `close` are collective.
+    """
+
+    def __init__(self, comm: Communicator, quorum: Quorum) -> None:
+        self._coordination, self._exchanging = comm.duplicate(), comm.duplicate()
+        self._comm, self._bytes_sent = comm, 0
+        self.taken = self.late = self.oldest = 0
+        self._task: InBackground[None] | None = None
+        if comm.rank == COORDINATOR:
+            endpoint = self._coordination.endpoint(range(comm.size), serving=True)
+            coordinator = Coordinator(endpoint, quorum.of(comm.size), quorum.grace_s)
+            self._task = InBackground(
+                "coordinator of outer steps", coordinator.run, coordinator.stop
+            )
+        self._endpoint = self._coordination.endpoint([COORDINATOR], serving=False)
+
+    def ask(self, call: Call) -> tuple[Answer, list[int]]:
+        """Ask the coordinator, and wait for its answer.
+
+        Returns:
+            The answer, and with `Answer.ROUND` the round's ranks.
+        Raises:
+            UserError: a rank has finished its program, or none has answered for `timeout_s`.
+
+        Waits for the other ranks, as told above.
+        """
+        endpoint, header = self._endpoint, np.zeros(HEADER_LENGTH, np.int64)
+        header[0] = call
+        with self._comm.trace.span("wait"):
+            sent = endpoint.send(COORDINATOR, header)
+            with endpoint.watched("the beginning of an outer step", COORDINATOR):
+                reply = endpoint.until(self._answer)
+            endpoint.listen(COORDINATOR)
+            answer, transfers, marks = Answer(int(reply[0])), [sent], np.zeros(0, np.uint8)
+            if answer == Answer.ROUND:
+                marks = np.zeros(self._comm.size, np.uint8)
+                transfers.append(endpoint.receive(COORDINATOR, marks))
+            endpoint.finish(transfers, "the ranks of an outer step")
+        if answer == Answer.GONE:
+            raise UserError(
+                f"rank {self._comm.world_ranks[int(reply[1])]} has finished its program, but rank "
+                f"{self._comm.world_ranks[self._comm.rank]} waits for an outer step: call "
+                "learner.finish() on all ranks"
+            )
+        return answer, np.flatnonzero(marks).tolist()
+
+    def _answer(self) -> np.ndarray | None:
+        arrived = self._endpoint.arrivals()
+        return arrived[0][1] if arrived else None
+
+    def subset(self, members: Sequence[int]) -> Communicator:
+        """Return a communicator of some ranks. Local."""
+        if len(members) == self._comm.size:
+            return self._comm
+        return Subset(self._exchanging, members)
+
+    def count(self, age: int) -> None:
+        """Count a round of this rank.
+
+        Args:
+            age: outer steps that this rank's model lacked.
+        """
+        self.taken += 1
+        self.late += age > 0
+        self.oldest = max(self.oldest, age)
+
+    def broadcast(self, ranks: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+        """Copy arrays from the first of some ranks to the others. Collective among them."""
+        subset = Subset(self._exchanging, ranks)
+        for array in arrays:
+            subset.broadcast(array)
+            if self._comm.rank == ranks[0]:
+                self._bytes_sent += array.nbytes * (len(ranks) - 1)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    def report(self) -> dict[str, dict[str, int]]:
+        counts = {"taken": self.taken, "late": self.late, "oldest": self.oldest}
+        return {"outer_steps": counts}
+
+    def close(self, *, failed: bool = False) -> None:
+        if self._task is not None:
+            self._task.end()
+        self._endpoint.close()
+        if not failed:
+            self._coordination.close()
+            self._exchanging.close()
