@@ -10,16 +10,21 @@ of the ranks that are still on their way, until all have come.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from .. import runtime
 from ..communication import HEADER_LENGTH, Communicator, Endpoint, InBackground, Subset
+from ..communication.endpoint import Header
 from ..errors import SharedError, UserError
 from ..options import Options, Real, Whole, option, options
 from ..state import Component
+
+Array = Any  #: a NumPy or CuPy array
 
 COORDINATOR = 0  #: the coordinator's rank
 
@@ -183,9 +188,10 @@ class Rounds(Component):
         if comm.rank == COORDINATOR:
             endpoint = self._coordination.endpoint(range(comm.size), serving=True)
             coordinator = Coordinator(endpoint, quorum.of(comm.size), quorum.grace_s)
-            self._task = InBackground(
-                "coordinator of outer steps", coordinator.run, coordinator.stop
-            )
+            name = "coordinator of outer steps"  # asked for its error in `_answer`
+            self._task = InBackground(name, coordinator.run, coordinator.stop, reports=False)
+            dropped = weakref.finalize(self, self._task.stop)
+            dropped.atexit = False  # at exit, the shutdown stops the task in its order
         self._endpoint = self._coordination.endpoint([COORDINATOR], serving=False)
 
     def ask(self, call: Call) -> tuple[Answer, list[int]]:
@@ -218,8 +224,10 @@ class Rounds(Component):
             )
         return answer, np.flatnonzero(marks).tolist()
 
-    def _answer(self) -> np.ndarray | None:
+    def _answer(self) -> Header | None:
         arrived = self._endpoint.arrivals()
+        if self._task is not None and self._task.done and not arrived:
+            self._task.result()  # raises why it has ended
         return arrived[0][1] if arrived else None
 
     def subset(self, members: Sequence[int]) -> Communicator:
@@ -238,7 +246,7 @@ class Rounds(Component):
         self.late += age > 0
         self.oldest = max(self.oldest, age)
 
-    def broadcast(self, ranks: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+    def broadcast(self, ranks: Sequence[int], arrays: Sequence[Array]) -> None:
         """Copy arrays from the first of some ranks to the others. Collective among them."""
         subset = Subset(self._exchanging, ranks)
         for array in arrays:

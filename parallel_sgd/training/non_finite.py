@@ -25,7 +25,8 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
         )
     if algorithm.has_quorum:
         raise UserError(
-            "not_finite='skip' must be 'stop' with quorum or grace_s: all ranks skip a block together"
+            "not_finite='skip' must be 'stop' with quorum or grace_s: a block is skipped by all "
+            "ranks together"
         )
 
 

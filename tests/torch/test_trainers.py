@@ -19,12 +19,22 @@ TIMEOUT_S = 120  #: of a job
 
 @pytest.mark.parametrize("trainer", ["accelerate", "lightning", "transformers"])
 def test_a_trainer(trainer: str, tmp_path: Path) -> None:
-    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     logs = tmp_path / "logs"  # in one stream the lines of two ranks mix
+    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    launch = (*launch, f"--log-dir={logs}", "--redirects=3")
     tests = ROOT / "tests" / "trainers" / f"test_{trainer}.py"
     done = subprocess.run(
-        [sys.executable, "-m", *launch, f"--log-dir={logs}", "--redirects=3"]
-        + ["-m", "pytest", "-x", "-q", f"--rootdir={ROOT}", str(tests)],
+        [
+            sys.executable,
+            "-m",
+            *launch,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            f"--rootdir={ROOT}",
+            str(tests),
+        ],
         env=without_launcher(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
