@@ -186,6 +186,17 @@ CONFIGURATIONS: dict[str, Configuration] = {
         psgd.DESLOC(sync_steps=2, first_moment_every=2, second_moment_every=3),
         psgd.Adam(lr=0.01),
     ),
+    "DiLoCo, quorum, no failures": learner(
+        psgd.DiLoCo(sync_steps=2, quorum=3, gradient_bits=4),
+        psgd.Adam(lr=0.01),
+        dtype="float32",
+        compares=True,
+        same=False,
+        faults=0,
+    ),
+    "block momentum, quorum, no failures": learner(
+        psgd.BlockMomentumSGD(sync_steps=3, grace_s=0.01), same=False, faults=0
+    ),
     "measured shares": learner(SYNC(), measures=True, exact=True, same=False),
     "measured shares, ahead, spare": learner(
         SYNC(), measures=True, ahead=True, exact=True, same=False, spares=1

@@ -52,7 +52,7 @@ def test_skipping_needs_all_ranks(comm):
 def test_measured_shares_need_all_ranks(comm):
     with learner_of(comm, DiLoCo(sync_steps=3, grace_s=1)) as learner:
         source = Source(np.zeros((90, 5)), np.zeros(90), minibatch_size=30, shares="measured")
-        with pytest.raises(UserError, match="^shares='measured' must be numbers with quorum"):
+        with pytest.raises(UserError, match=r"^shares='measured' must be numbers with quorum"):
             next(iter(source.minibatches(learner)))
 
 
