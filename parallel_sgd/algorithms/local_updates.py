@@ -327,10 +327,11 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if rounds is None or state.warm:
             return
         call = Call.PROBLEM if problem else Call.MEETING
-        # bounded: each ask() is; every rank that is late ends its blocks
-        while (asked := rounds.ask(call))[0] is Answer.ROUND:
-            self._round(state, rounds, work, asked[1], adds=False)
-        if asked[0] is Answer.MEET:
+        answer, members = rounds.ask(call)
+        while answer is Answer.ROUND:
+            self._round(state, rounds, work, members, adds=False)
+            answer, members = rounds.ask(call)
+        if answer is Answer.MEET:
             blocks = work.comm.allgather_object(fragment.blocks)
             is_behind = fragment.blocks < max(blocks)
             if is_behind:

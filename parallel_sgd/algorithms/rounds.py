@@ -1,11 +1,11 @@
-"""Outer steps without the ranks that are late: a coordinator tells who takes part in a round.
+"""Outer steps without late ranks: a coordinator chooses the ranks of each outer step, of a round.
 
-At the end of its block a rank asks the coordinator, on rank 0, and waits for its answer. A round
+At the end of a block a rank asks the coordinator, on rank 0, and waits for the answer. A round
 begins once all ranks ask, or `grace_s` seconds after a quorum asks. A quorum is more than half of
-the ranks, so any two rounds in a row have a rank in common, which knows the newest model.
+the ranks, so any two rounds in a row have a rank in common: a rank with the newest model.
 
-A rank about to meet all ranks, to evaluate, save or finish, asks too. It takes part in the rounds
-of the ranks that are still on their way, until all have come.
+A rank about to meet all ranks, to evaluate, save or finish, asks too. The rank takes part in the
+rounds of late ranks until all ranks have come.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ COORDINATOR = 0  #: the coordinator's rank
 
 
 class Call(IntEnum):
-    """What a rank tells the coordinator."""
+    """A rank's message to the coordinator."""
 
-    BLOCK = 1  #: its block has ended
-    MEETING = 2  #: it is about to meet all ranks
-    PROBLEM = 3  #: it is about to tell all ranks of a problem
+    BLOCK = 1  #: the rank's block has ended
+    MEETING = 2  #: the rank is about to meet all ranks
+    PROBLEM = 3  #: the rank is about to tell all ranks of a problem
 
 
 class Answer(IntEnum):
-    """What the coordinator answers."""
+    """The coordinator's answer to a rank."""
 
-    ROUND = 1  #: take part in a round; the body marks its ranks, uint8 [ranks]
+    ROUND = 1  #: take part in a round; the body marks the ranks of the round, uint8 [ranks]
     MEET = 2  #: all ranks are about to meet
-    PROBLEM = 3  #: a rank has a problem, of which it tells all ranks
-    GONE = 4  #: a rank, given by its number, has finished its program
+    PROBLEM = 3  #: a rank is about to tell all ranks of a problem
+    GONE = 4  #: the rank with the given number has finished its program
 
 
 def weight_after(age: int) -> float:
@@ -57,7 +57,7 @@ def weight_after(age: int) -> float:
 
 @options
 class Quorum(Options):
-    """When an outer step is taken without the ranks that are late. By default never."""
+    """Options for outer steps without late ranks. By default every outer step has all ranks."""
 
     quorum: int | None = option(
         None,
@@ -90,7 +90,7 @@ class Quorum(Options):
 
 
 class Coordinator:
-    """Decides who takes part in a round. Runs on rank 0, beside its training.
+    """Chooses the ranks of each round. Runs on rank 0, beside training.
 
     Args:
         endpoint: serving all ranks.
@@ -174,8 +174,8 @@ class Rounds(Component):
 
     Attributes:
         taken: rounds that this rank has taken part in.
-        late: those that it has joined with a change of an older model.
-        oldest: the most outer steps that such a model lacked.
+        late: those joined with a change of an older model.
+        oldest: the most outer steps missing in such a model.
 
     Creation and `close` are collective.
     """
@@ -227,7 +227,8 @@ class Rounds(Component):
     def _answer(self) -> Header | None:
         arrived = self._endpoint.arrivals()
         if self._task is not None and self._task.done and not arrived:
-            self._task.result()  # raises why it has ended
+            # bounded: the task has ended; raises its error
+            self._task.result()
         return arrived[0][1] if arrived else None
 
     def subset(self, members: Sequence[int]) -> Communicator:
@@ -240,7 +241,7 @@ class Rounds(Component):
         """Count a round of this rank.
 
         Args:
-            age: outer steps that this rank's model lacked.
+            age: number of outer steps missing in this rank's model.
         """
         self.taken += 1
         self.late += age > 0

@@ -21,9 +21,9 @@ TAG = 0  #: of the collectives: messages of a sender with the same tag arrive in
 class Subset(Communicator):
     """Some ranks of a communicator. Creation is local and free, unlike `Communicator.split`.
 
-    The ranks of a subset make one, with equal members, whenever they have something to exchange.
-    Its collectives are made of messages, each from rank to rank. A broadcast of n values sends n
-    values to each rank; other collectives send the fewest bytes possible.
+    The ranks of a subset each create the subset, with the same members. Collectives consist of
+    messages from rank to rank. A broadcast of n values sends n values to each rank; other
+    collectives send the fewest bytes possible.
 
     Args:
         comm: a communicator used by subsets alone. No rank may be in two subsets at a time.
@@ -125,6 +125,7 @@ class Subset(Communicator):
             if sent[to].size:
                 messages.send(sent[to], self.members[to], TAG, ended)
         backoff = messages.backoff()
+        # bounded: each wait for a message is
         while messages.under_way:
             backoff.reset()
             with messages.watched(call):

@@ -252,14 +252,6 @@ OLD_FAULTS = {
         "return None if self._restored < here else committed",
         "if committed is not None:\n                return committed",
     ),
-    "a snapshot counts as restored although its recovery has failed": OldFault(
-        "sync, surviving",
-        Rollback,
-        "_rejoin",
-        "own = held.get(number)",
-        "self._restored = min(self._restored, place)\n    own = held.get(number)",
-        seed=20261128920450,
-    ),
     "a snapshot of the same place counts as an earlier one": OldFault(
         "sync, surviving",
         Rollback,
@@ -307,3 +299,12 @@ OLD_FAULTS = {
         seed=10,
     ),
 }
+
+#: Random orders show it once in some ten thousand: see `test_old_faults`.
+RARE = OldFault(
+    "sync, surviving",
+    Rollback,
+    "_rejoin",
+    "own = held.get(number)",
+    "self._restored = min(self._restored, place)\n    own = held.get(number)",
+)

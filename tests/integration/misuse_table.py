@@ -59,6 +59,7 @@ OPTIONS = [
     train("an unknown algorithm", "--algorithm magic"),
     train("a negative learning rate", "--lr -1"),
     train("no epochs", "--epochs 0"),
+    train("a quorum that is no majority", "--algorithm diloco --quorum 1"),
     train("a time limit without end", "--timeout-s inf"),
     command("a bad option under simulate", "simulate -n 4 --gradient-bits 9"),
     train("an option that nothing would read", "--keep 5"),
@@ -282,6 +283,20 @@ UNLIKE = [
     program(
         "another gradient in place of the learner's",
         "learner_of().gradient = np.ones((4, 3))",
+    ),
+    program(
+        "a quorum, and samples that nobody announces",
+        "learner_of(psgd.DiLoCo(sync_steps=2, grace_s=1)).step(samples=1)",
+    ),
+    job(
+        "a rank that leaves while others wait for a quorum",
+        "learner = learner_of(psgd.DiLoCo(sync_steps=1, quorum=3))\n"
+        "for step in range(3):\n"
+        "    if comm.rank == 1 and step == 1:\n"
+        "        sys.exit(0)\n"
+        "    learner.announce(1, 3)\n"
+        "    learner.step(samples=1)",
+        some="02",
     ),
     job(
         "ranks that take other numbers of steps",
