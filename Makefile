@@ -16,6 +16,7 @@
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
+#   make convergence-long-blocks   local updates in long blocks with Adam; hours
 #   make convergence-torch   compressed gradients of PyTorch's models; hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
@@ -43,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories agree audit clean
-.PHONY: convergence-compression convergence-torch $(WORLDS) $(TORCH_WORLDS)
+.PHONY: convergence-compression convergence-long-blocks convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
 .DELETE_ON_ERROR:
 
@@ -173,13 +174,19 @@ convergence: .venv/mpich/installed
 
 convergence-compression: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --compression \
+	$(call BENCH,convergence --study compression \
 		--figure benchmarks/results/convergence-compression.png \
 		--runs benchmarks/results/convergence-compression-runs.json,convergence-compression)
 
+convergence-long-blocks: .venv/mpich/installed
+	mkdir -p benchmarks/results
+	$(call BENCH,convergence --study long-blocks --task transformer bytes-256 --seeds 3 \
+		--figure benchmarks/results/convergence-long-blocks.png \
+		--runs benchmarks/results/convergence-long-blocks-runs.json,convergence-long-blocks)
+
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --compression --task transformer lstm --seeds 5 \
+	$(call BENCH,convergence --study compression --task transformer lstm --seeds 5 \
 		--figure benchmarks/results/convergence-torch.png \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 

@@ -1,11 +1,18 @@
-"""Both studies as data: cells of contenders."""
+"""The studies as data: cells of contenders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .contenders import ALGORITHMS, BEGINNINGS, CONTENDERS, GRADIENTS, Options
+from .contenders import (
+    ALGORITHMS,
+    BEGINNINGS,
+    CONTENDERS,
+    GRADIENTS,
+    LONG_BLOCKS,
+    Options,
+)
 from .optimizers import OPTIMIZERS
 from .tasks import TASKS
 from .training import Run
@@ -112,7 +119,20 @@ OF_COMPRESSION = (
 """The most important cells come first, should the time not suffice. PyTorch's tasks take part if
 named: PyTorch is not always there. Without signs under AdamW, since these fail under Adam."""
 
-STUDIES = {False: OF_ALGORITHMS, True: OF_COMPRESSION}  #: by whether it is that of compression
+FRONTIER = ("32", "4", "1", "0.25", *LONG_BLOCKS)
+OF_LONG_BLOCKS = (
+    Cell("transformer", FRONTIER, 4, "AdamW", 0.006),
+    Cell("bytes-256", FRONTIER, 4, "Adam", 0.012),
+    Cell("bytes-256", FRONTIER, 8, "Adam", 0.012),
+    Cell("bytes-256", FRONTIER, 2, "Adam", 0.012),
+    Cell("transformer-5M", FRONTIER, 4, "AdamW", 0.003),
+)
+
+STUDIES = {
+    "algorithms": OF_ALGORITHMS,
+    "compression": OF_COMPRESSION,
+    "long-blocks": OF_LONG_BLOCKS,
+}
 
 
 def cells_of(

@@ -1,15 +1,18 @@
-"""Two studies of the test loss on K logical ranks, paired by seed.
+"""Three studies of the test loss on K logical ranks, paired by seed.
 
-The first: all algorithms against serial SGD, on scikit-learn's digits and on the next byte of the
+algorithms: all algorithms against serial SGD, on scikit-learn's digits and on the next byte of the
 Python library's source. Every run has the same number of samples; each rank has minibatches of 8
 (digits) or 16 samples and blocks of 8 minibatches, so 64 ranks synchronize 16 times. "Tuned" rates
 are the best of a grid; "equal" rates are those tuned for serial SGD.
 
---compression: gradients of 32 bits down to a tenth of one, each with plain SGD, momentum 0.9 and
+compression: gradients of 32 bits down to a tenth of one, each with plain SGD, momentum 0.9 and
 Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
 ranks have minibatches of 64 samples and take the same number of steps for any number of ranks.
 Every contender has a tuned rate of its own. More tasks, named by --task, are PyTorch's: a
 transformer and an LSTM on the next byte, with torch.optim's SGD of momentum 0.9 and AdamW.
+
+long-blocks: local updates in blocks of 32 minibatches with Adam, as large models are trained today,
+beside gradients of 32 bits down to a quarter of one: how many nats behind, and how many bytes sent.
 
 A seed decides the data's split, the initial model and the order of the samples, equally for all
 contenders. Rates are tuned over factors of 2, on unreported seeds. The learning rate falls linearly
@@ -43,11 +46,11 @@ from .training import Outcome, Run, train
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--compression", action="store_true", help="compressed gradients against 32 bits")
+    add("--study", choices=STUDIES, default="algorithms", help="(default: algorithms)")
     tasks = "(default: all of the study, but PyTorch's)"
     add("--task", choices=TASKS, nargs="+", help=tasks)
     add("--ranks", type=positive, nargs="+", metavar="K", help="(default: all of the study)")
-    optimizers = "with --compression (default: all)"
+    optimizers = "of the studies that name one (default: all)"
     add("--optimizer", choices=OPTIMIZERS, nargs="+", help=optimizers)
     seeds = "that are reported (default: 10)"
     add("--seeds", type=positive, default=10, metavar="N", help=seeds)
@@ -84,7 +87,7 @@ def main(options: argparse.Namespace) -> Report:
     ) as runs:
         tuner = Tuner(runs, options.seeds, options.tuning_seeds)
         groups = results_of(cells, tuner, options.ranks)
-    return Study(groups, options.seeds, FIGURES[options.compression])
+    return Study(groups, options.seeds, FIGURES[options.study])
 
 
 read = main
@@ -96,7 +99,7 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
     Raises:
         UserError: the study has no such cell, or PyTorch is missing.
     """
-    study = STUDIES[options.compression]
+    study = STUDIES[options.study]
     cells = cells_of(study, options.task, options.optimizer)
     missing = {*(options.task or ())} - {cell.task for cell in cells}
     if not cells or missing:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parallel_sgd import (
+    DESLOC,
     Algorithm,
     BlockMomentumSGD,
     CNTKBlockMomentumSGD,
@@ -15,6 +16,7 @@ from parallel_sgd import (
     ModelAveragingSGD,
     PowerSGD,
     SlowMo,
+    SparseLoCo,
 )
 
 from .top_k import TopK
@@ -23,6 +25,7 @@ Options = tuple[tuple[str, Any], ...]  #: an algorithm's options by name, as a v
 Style = tuple[str, Any]  #: color; and dashes of a line, or the marker of points
 
 BLOCK = 8  #: minibatches in a block of local updates
+LONG_BLOCK = 32  #: minibatches in a block, in the study of long blocks
 
 
 @dataclass(frozen=True)
@@ -201,5 +204,50 @@ BEGINNINGS = {
 }
 """More bits in the beginning, while gradients change most."""
 
-CONTENDERS = {**ALGORITHMS, **GRADIENTS, **BEGINNINGS}
-assert len(CONTENDERS) == len(ALGORITHMS) + len(GRADIENTS) + len(BEGINNINGS)  # a run names one
+
+def _long(
+    title: str, color: str, marker: str, make: Any, options: Options = (), *tuned: Options
+) -> Contender:
+    """Return blocks of `LONG_BLOCK` minibatches with a kept inner state, and options to tune."""
+    options = (("sync_steps", LONG_BLOCK), ("transport", "collective"), *options)
+    return Contender(title, (color, marker), make, options, tuned=((), *tuned))
+
+
+def _outer_rate(*rates: float) -> tuple[Options, ...]:
+    return tuple((("outer_learning_rate", rate),) for rate in rates)
+
+
+LONG_BLOCKS = {
+    "long averaging": _long("model averaging", "#e08214", "o", ModelAveragingSGD),
+    "long BMUF": _long(
+        *("block momentum", "#2a8a4a", "D", BlockMomentumSGD, (("reset_sgd_momentum", False),)),
+        (("block_momentum", 0.5),),
+    ),
+    "long SlowMo": _long("SlowMo", "#8e5ea2", "D", SlowMo, (), (("slow_momentum", 0.5),)),
+    "long DiLoCo": _long("DiLoCo", "#8c6d4f", "D", DiLoCo, (), *_outer_rate(0.4)),
+    "long DiLoCo 4": _long(
+        "DiLoCo, 4 bits", "#8c6d4f", "s", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)
+    ),
+    "long Streaming": _long(
+        "DiLoCo in 4 fragments, overlapped",
+        *("#8c6d4f", "v", DiLoCo),
+        # The exchange of a fragment runs beside 4 steps of 4 ranks with minibatches of 8.
+        (("fragments", 4), ("overlap_samples", 128), ("merge_weight", 0.5)),
+        *_outer_rate(0.4),
+    ),
+    "long SparseLoCo": _long(
+        "SparseLoCo, a quarter of a bit", "#cc4444", "D", SparseLoCo, (), *_outer_rate(0.7)
+    ),
+    "long top-k": _long(
+        "SparseLoCo, top 64 of 4096",
+        *("#cc4444", "v", SparseLoCo),
+        (("gradient_bits", 0.22), ("code", "top-k"), ("block_size", 4096)),
+        *_outer_rate(0.7),
+    ),
+    "long DES-LOC": _long("DES-LOC", "#e08214", "v", DESLOC),
+}
+"""Today's local updates. SparseLoCo has a quarter of a bit in an entropy code by default."""
+
+CONTENDERS = {**ALGORITHMS, **GRADIENTS, **BEGINNINGS, **LONG_BLOCKS}
+_parts = (ALGORITHMS, GRADIENTS, BEGINNINGS, LONG_BLOCKS)
+assert len(CONTENDERS) == sum(map(len, _parts))  # a run names one

@@ -112,6 +112,13 @@ TASKS = {
     "bytes-1024": _wider(1024, 512, tuning_seeds=1),
     "bytes-1024-long": _wider(1024, 2000, tuning_seeds=1),
     "transformer": TRANSFORMER,
+    "transformer-5M": replace(
+        TRANSFORMER,
+        title="next byte, transformer of 4.9 million parameters",
+        steps=512,
+        model=partial(_torch_model, "transformer-5M"),
+        points=8,
+    ),
     "lstm": replace(
         TRANSFORMER,
         title="next byte, LSTM of 0.2 million parameters",

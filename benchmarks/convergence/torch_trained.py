@@ -57,6 +57,7 @@ class ByteLSTM(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: ByteTransformer(64, layers=4, heads=4, context=64),
+    "transformer-5M": lambda: ByteTransformer(256, layers=6, heads=8, context=64),
     "lstm": lambda: ByteLSTM(128),
 }
 

@@ -10,19 +10,25 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from ..algorithms import (
+    DESLOC,
     BlockMomentumSGD,
     DataParallelASGD,
+    DesyncedAveraging,
     DiLoCo,
     LocalUpdates,
     ModelAveragingSGD,
     Period,
     SlowMo,
+    SparseLoCo,
 )
 from ..compression import auto_bits, codec_for
 from .job import Job, StepCost
 
 BACKWARD = 2 / 3  #: fraction of a step in backward, which completes the gradient gradually
 BLOCK_PASSES = 10  #: passes over the model at the end of a block: see `LocalUpdates`
+FEWEST_BITS = 0.25  #: of SparseLoCo's default; of gradients, fewer than learn like 32 bits
+FRAGMENTS = 4  #: of a model in fragments
+OVERLAP_STEPS = 5  #: beside which the exchange of a fragment runs
 PUSH_PASSES = 6  #: passes of a server over its part, for a push: receive, apply, answer
 NODES_PER_SERVER = 8
 
@@ -142,9 +148,11 @@ class Blocks(Candidate):
     def name(self) -> str:
         return {
             BlockMomentumSGD: "block momentum",
+            DESLOC: "DES-LOC",
             DiLoCo: "DiLoCo",
             ModelAveragingSGD: "model averaging",
             SlowMo: "SlowMo",
+            SparseLoCo: "SparseLoCo",
         }[self.algorithm]
 
     @property
@@ -169,8 +177,66 @@ class Blocks(Candidate):
 
     def memory(self, job: Job) -> Memory:
         memory = super().memory(job)
-        momentum = 0 if self.algorithm is ModelAveragingSGD else 1
-        return memory | {"common model": (1 + momentum) * memory["model"]}
+        has_momentum = self.algorithm not in (DESLOC, ModelAveragingSGD, SparseLoCo)
+        return memory | {"common model": (1 + has_momentum) * memory["model"]}
+
+
+@dataclass(frozen=True)
+class DesyncedBlocks(Blocks):
+    """DES-LOC: moments of the optimizer are averaged in 32 bits, each every so many blocks."""
+
+    algorithm: type[LocalUpdates] = DESLOC
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        own, rare = super().cost_in(job, buckets), DesyncedAveraging()
+        moments = job.exchange(32, buckets)
+        first = min(job.optimizer_vectors, 1) / rare.first_moment_every
+        second = max(job.optimizer_vectors - 1, 0) / rare.second_moment_every
+        exchanges = (first + second) / self.steps(job)
+        return replace(
+            own,
+            kernels_s=own.kernels_s + exchanges * moments.kernels_s,
+            wire_s=own.wire_s + exchanges * moments.wire_s,
+            startup_s=own.startup_s + exchanges * moments.startup_s,
+            total_s=own.total_s + exchanges * moments.total_s,
+        )
+
+
+@dataclass(frozen=True)
+class Fragments(Blocks):
+    """Local updates of a model in `FRAGMENTS` fragments, whose exchanges run beside training."""
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}, {FRAGMENTS} fragments"
+
+    @property
+    def options(self) -> str:
+        return f"--algorithm diloco --fragments {FRAGMENTS}"
+
+    def overlap_samples(self, job: Job) -> int:
+        """Return the samples of all ranks beside which an exchange runs."""
+        return OVERLAP_STEPS * job.minibatch * job.ranks
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        part = replace(job, parameters=-(-job.parameters // FRAGMENTS))
+        exchange = part.exchange(self.bits, -(-buckets // FRAGMENTS))
+        passes_s, often = job.passes_s(BLOCK_PASSES), FRAGMENTS / self.steps(job)
+        # Kernels share the core with training.
+        waits_s = max(0.0, exchange.wire_s - OVERLAP_STEPS * job.step_s)
+        busy_s = exchange.kernels_s + exchange.startup_s
+        return StepCost(
+            compute_s=job.step_s,
+            kernels_s=often * exchange.kernels_s + passes_s / self.steps(job),
+            wire_s=often * exchange.wire_s,
+            startup_s=often * exchange.startup_s,
+            total_s=job.step_s + often * (busy_s + waits_s) + passes_s / self.steps(job),
+            buckets=buckets,
+        )
+
+    def memory(self, job: Job) -> Memory:
+        memory = super().memory(job)
+        return memory | {"buffers": memory["buffers"] + memory["model"]}
 
 
 @dataclass(frozen=True)
@@ -240,10 +306,13 @@ def candidates(job: Job) -> list[Candidate]:
     most_first = sorted(auto_bits(), reverse=True)
     block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
     every: list[Candidate] = [
-        *(DataParallel(bits) for bits in most_first),
+        *(DataParallel(bits) for bits in (*most_first, FEWEST_BITS)),
         *(DataParallel(bits, overlap=True) for bits in most_first),
         *(DoubleBuffered(bits) for bits in (32, 1)),
         *(Blocks(bits, algorithm) for algorithm in block_algorithms for bits in (32, 4)),
+        Fragments(4, DiLoCo),
+        Blocks(FEWEST_BITS, SparseLoCo),
+        DesyncedBlocks(32),
         Servers(32),
     ]
     return [candidate for candidate in every if candidate.is_possible(job)]

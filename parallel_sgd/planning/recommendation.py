@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..algorithms import BlockMomentumSGD
 from ..costs import TOLERANCE
-from .candidates import Blocks, Candidate, DataParallel, candidates
+from .candidates import FEWEST_BITS, Blocks, Candidate, DataParallel, candidates
 from .job import Job
 
 WORTHWHILE_SPEEDUP = 1.25  #: minimum for an algorithm with results unlike serial SGD's
@@ -35,7 +35,8 @@ def recommend(job: Job) -> Recommendation:
     the most bits. Local.
     """
     every = candidates(job)
-    base = _simplest_of_fastest([c for c in every if isinstance(c, DataParallel)], job)
+    usual = [c for c in every if isinstance(c, DataParallel) and c.bits > FEWEST_BITS]
+    base = _simplest_of_fastest(usual, job)
     blocks = _simplest_of_fastest(
         [c for c in every if isinstance(c, Blocks) and c.algorithm is BlockMomentumSGD], job
     )

@@ -107,8 +107,8 @@ def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
 def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     cell = Cell("digits", ("32", "4", "0.5", "top-k"), 4, "momentum", 0.1)
-    monkeypatch.setitem(cells.STUDIES, True, (cell,))
-    report = study("--compression --seeds 2 --tuning-seeds 1 --jobs 1")
+    monkeypatch.setitem(cells.STUDIES, "compression", (cell,))
+    report = study("--study compression --seeds 2 --tuning-seeds 1 --jobs 1")
     assert all(result.curves.shape == (2, POINTS) for result in report.groups[cell])
     assert 0.75 not in registered_bits()  # but where it has trained
     report.print()
@@ -278,15 +278,15 @@ def test_the_cells_that_options_choose(monkeypatch):
         return command.chosen(options_of(f"convergence {line}"))
 
     assert chosen("") == [*OF_ALGORITHMS] and chosen("--task bytes") == [OF_ALGORITHMS[1]]
-    assert {cell.task for cell in chosen("--compression")} == {
+    assert {cell.task for cell in chosen("--study compression")} == {
         *("bytes-256", "digits", "bytes-1024", "bytes-1024-long")
     }
-    (cell,) = chosen("--compression --task transformer --optimizer AdamW")
+    (cell,) = chosen("--study compression --task transformer --optimizer AdamW")
     assert (cell.task, cell.optimizer) == ("transformer", "AdamW")
     assert {line.ranks for line in DIGITS.lines([16])} == {1, 16}
-    for line in ("--task bytes-256", "--compression --task bytes", "--optimizer Adam"):
+    for line in ("--task bytes-256", "--study compression --task bytes", "--optimizer Adam"):
         with pytest.raises(UserError, match="there are none but this study's: "):
             chosen(line)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--task transformer needs PyTorch: pip install"):
-        chosen("--compression --task transformer")
+        chosen("--study compression --task transformer")

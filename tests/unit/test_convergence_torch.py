@@ -95,8 +95,8 @@ def test_a_run_of_pytorch_that_diverges_counts_as_knowing_nothing():
 @pytest.mark.usefixtures("digits")
 def test_a_study_of_pytorch_from_beginning_to_end(monkeypatch):
     cell = Cell("theirs", ("32", "1-then-0.25"), 4, "momentum", 0.05)
-    monkeypatch.setitem(cells.STUDIES, True, (cell,))
-    line = "convergence --compression --task theirs --seeds 2 --jobs 1"
+    monkeypatch.setitem(cells.STUDIES, "compression", (cell,))
+    line = "convergence --study compression --task theirs --seeds 2 --jobs 1"
     report = command.main(options_of(line))
     (rows,) = report.tables.values()
     for row, result in zip(rows, report.groups[cell], strict=True):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
+from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters, SparseLoCo
 from parallel_sgd.__main__ import main
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line import plan, read
@@ -67,10 +67,12 @@ def test_every_algorithm_has_a_line(capsys):
     code, shown, _ = told(capsys)
     assert code == 0
     lines = [line.split("  ")[0] for line in shown.splitlines()]
-    assert lines.count("data-parallel") == lines.count("data-parallel, overlap") == len(auto_bits())
+    assert lines.count("data-parallel") - 1 == len(auto_bits())  # and a quarter of a bit
+    assert lines.count("data-parallel, overlap") == len(auto_bits())
     for name in ("model averaging", "block momentum", "SlowMo", "DiLoCo", "double buffering"):
         assert lines.count(name) == 2
-    assert lines.count("parameter servers") == 1
+    for name in ("parameter servers", "SparseLoCo", "DES-LOC", "DiLoCo, 4 fragments"):
+        assert lines.count(name) == 1
     assert "8, on nodes of their own" in shown
     assert "encode, decode and add, decode: 16 bit 4.0, 8.0, 8.0;" in shown
 
@@ -122,6 +124,29 @@ def test_a_block_is_paid_once_in_all_its_steps():
     assert cost.kernels_s == pytest.approx(in_kernels_s / 48)
     shorter = averaging.cost(replace(JOB, minibatch=640))
     assert shorter.wire_s == pytest.approx(10 * averaging.cost(JOB).wire_s, rel=0.02)
+
+
+def test_fragments_wait_for_no_exchange_that_is_short_enough():
+    every = {(candidate.name, candidate.bits): candidate for candidate in candidates(JOB)}
+    fragments, whole = every["DiLoCo, 4 fragments", 4], every["DiLoCo", 4]
+    part = replace(JOB, parameters=15_000_000).exchange(4, 1)
+    assert part.wire_s < 5 * JOB.step_s
+    cost = fragments.cost_in(JOB, 4)
+    extra_s = 4 * (part.kernels_s + part.startup_s) + JOB.passes_s(10)
+    assert cost.total_s == pytest.approx(JOB.step_s + extra_s / 500)
+    assert cost.wire_s == pytest.approx(whole.cost_in(JOB, 4).wire_s)
+    slow = replace(JOB, link=Link(0.0, 1e6, message_s=0.0))
+    waits_s = replace(slow, parameters=15_000_000).exchange(4, 1).wire_s - 5 * JOB.step_s
+    assert fragments.cost_in(slow, 4).hidden_s == pytest.approx(5 * JOB.step_s * 4 / 500)
+    assert waits_s > 0
+
+
+def test_moments_of_their_own_periods_are_exchanges_of_their_own():
+    adam = replace(JOB, optimizer_vectors=2)
+    every = {candidate.name: candidate for candidate in candidates(adam)}
+    moments = every["DES-LOC"].cost_in(adam, 1).wire_s * every["DES-LOC"].steps(adam)
+    assert moments == pytest.approx((1 + 1 / 3 + 1 / 6) * adam.exchange(32, 1).wire_s)
+    assert every["SparseLoCo"].bits == SparseLoCo(sync_steps=1).gradient_bits
 
 
 def test_servers_are_limited_by_their_links():
@@ -233,7 +258,7 @@ def test_json_and_figure(capsys, tmp_path):
     assert content["job"]["bandwidth"] is None
     assert [row["nodes"] for row in content["plan"]] == [2**i for i in range(11)]
     here = next(row for row in content["plan"] if row["nodes"] == 64)["algorithms"]
-    assert len(here) == 11 + 2 * len(auto_bits())
+    assert len(here) == 15 + 2 * len(auto_bits())
     assert all(row["seconds"]["wire"] == 0 for row in here)
     chosen = content["recommended"]
     assert (chosen["algorithm"], chosen["bits"]) in {(e["algorithm"], e["bits"]) for e in here}
