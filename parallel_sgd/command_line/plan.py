@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,34 @@ from ..errors import UserError
 from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
-from ..planning import Candidate, Job, candidates, recommend, sensitivity, title
+from ..planning import (
+    Candidate,
+    Job,
+    candidate_of,
+    candidates,
+    learn_alike,
+    reached,
+    recommend,
+    sensitivity,
+    title,
+)
 from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
-from ..validation import checked_path
+from ..validation import checked_path, require_use, shown
+from .past_run import PastRun
 from .units import bits_per_s, count, seconds
 
 TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: parts of the time of a step
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, for figures and JSON
+PLAN_ERROR = 0.25  #: of predicted seconds: nine of ten errors in docs/planning.md are smaller
 MAXIMA = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `parallel-sgd plan`, and return 0."""
     args = _parser().parse_args(argv)
+    runs = _runs(args)
     for name, most in MAXIMA.items():
         if getattr(args, name) > most:
             flag = "--" + name.replace("_", "-")
@@ -55,6 +68,10 @@ def main(argv: Sequence[str]) -> int:
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
     for how, other in sensitivity(job, recommended.choice):
         print(f"(If kernels were {how} as they were here just now: {title(other)}.)")
+    if runs.curve is not None:
+        print(_seconds_to_loss(runs.curve, args.target_loss, estimates, job))
+    if runs.compared is not None:
+        print(_comparison(runs.compared, job))
     if args.json is not None:
         text = json.dumps(_content(args, job), indent=2, allow_nan=False)
         write_whole("--json", args.json, lambda path: path.write_text(text + "\n"))
@@ -76,7 +93,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--nodes", type=count, required=True, metavar="N", help="number of machines")
+    add("--nodes", type=count, metavar="N", help="number of machines (default: of a RUN)")
     add(
         "--bandwidth",
         type=bits_per_s,
@@ -94,9 +111,8 @@ def _parser() -> Parser:
     add(
         "--parameters",
         type=count,
-        required=True,
         metavar="N",
-        help="number of parameters of the model: 60M",
+        help="number of parameters of the model: 60M (default: of a RUN)",
     )
     add(
         "--step-time",
@@ -109,14 +125,60 @@ def _parser() -> Parser:
     add(
         "--minibatch",
         type=count,
-        default=64,
         metavar="N",
-        help="samples of each rank in a step (default: 64)",
+        help="samples of each rank in a step (default: as many as make a RUN's minibatch, or 64)",
     )
     add("--optimizer", choices=OPTIMIZERS, default="momentum", help="(default: momentum)")
+    add(
+        "--curve",
+        metavar="RUN",
+        help="the folder of an earlier run: with --target-loss, predict seconds to this loss",
+    )
+    add("--target-loss", type=float, metavar="L", help="validation (or test) loss to reach")
+    add(
+        "--compare",
+        metavar="RUN",
+        help="the folder of a run on this cluster: say how wrong the plan was",
+    )
     add("--json", metavar="FILE", help="write the whole plan as JSON, for 1 to 1,024 nodes")
     add("--figure", metavar="FILE", help="draw the efficiency on 1 to 1,024 nodes (PNG, SVG, PDF)")
     return parser
+
+
+class _Runs(NamedTuple):
+    curve: PastRun | None
+    compared: PastRun | None
+
+
+def _runs(args: argparse.Namespace) -> _Runs:
+    """Read the runs named by the arguments, and complete the arguments by them.
+
+    Raises:
+        UserError: a run or an argument is not as required, or an argument is missing.
+    """
+    require_use("--target-loss", args.target_loss, None, args.curve is not None, "--curve RUN")
+    require_use("--curve", args.curve, None, args.target_loss is not None, "--target-loss L")
+    curve = None if args.curve is None else PastRun.read("--curve", args.curve)
+    compared = None if args.compare is None else PastRun.read("--compare", args.compare)
+    run = compared or curve
+    if run is not None:
+        workers = run.workers // args.ranks_per_node
+        args.nodes = args.nodes or max(1, workers)
+        args.parameters = args.parameters or run.parameters
+        ranks = args.nodes * args.ranks_per_node
+        args.minibatch = args.minibatch or max(1, run.minibatch // ranks)
+    args.minibatch = args.minibatch or 64
+    for name in ("nodes", "parameters"):
+        if getattr(args, name) is None:
+            raise UserError(f"--{name} N is required without --curve RUN or --compare RUN")
+    samples = args.nodes * args.ranks_per_node * args.minibatch
+    for flag, one in (("--curve", curve), ("--compare", compared)):
+        if one is not None and one.minibatch != samples:
+            raise UserError(
+                f"{flag}={shown(str(one.folder))} has minibatches of {one.minibatch} samples of "
+                f"all ranks, but this plan's have {samples}: give another --minibatch"
+            )
+    return _Runs(curve, compared)
 
 
 def _job(args: argparse.Namespace, speeds: KernelSpeeds) -> Job:
@@ -196,6 +258,60 @@ def _servers_text(estimates: Sequence[Candidate], job: Job) -> str:
     return ""
 
 
+def _seconds_to_loss(run: PastRun, loss: float, estimates: Sequence[Candidate], job: Job) -> str:
+    """Return the seconds to a loss by every candidate that learns as the run did."""
+    own = _candidate_of("--curve", run, job)
+    found = reached(run.points, loss)
+    if found is None:
+        lowest = min((value for _, value in run.points), default=math.nan)
+        raise UserError(
+            f"--target-loss={loss:g} must be a loss that the run has reached: its lowest "
+            f"{run.loss.replace('_', ' ')} is {lowest:.4g}"
+        )
+    samples = [bound / run.minibatch for bound in found]
+    lines = [
+        f"\nto a {run.loss.replace('_', ' ')} of {loss:g}, by the curve of {run.folder} "
+        f"({title(own)}, minibatches of {run.minibatch:,}): {_interval(*found, ',.0f')} samples"
+    ]
+    alike = [one for one in (own, *estimates) if learn_alike(one, own)]
+    for candidate in dict.fromkeys(alike):
+        step_s = candidate.cost(job).total_s
+        first_s, last_s = (bound * step_s for bound in samples)
+        seconds = _interval(first_s * (1 - PLAN_ERROR), last_s * (1 + PLAN_ERROR), ",.3g")
+        lines.append(f"  {title(candidate):32} {seconds} s ({step_s * 1e3:,.3g} ms a step)")
+    return "\n".join(lines)
+
+
+def _interval(first: float, last: float, form: str) -> str:
+    if last == math.inf:
+        return f"at least {first:{form}}"
+    return f"{first:{form}} to {last:{form}}"
+
+
+def _comparison(run: PastRun, job: Job) -> str:
+    """Return a line with the measured and the predicted time of a run's step."""
+    own = _candidate_of("--compare", run, job)
+    if run.step_s is None:
+        raise UserError(
+            f"--compare={shown(str(run.folder))} has a single row: steps are timed between rows"
+        )
+    predicted_s = own.cost(job).total_s
+    return (
+        f"\n{run.folder}: {title(own)} on {run.workers} ranks took {run.step_s * 1e3:,.3g} ms a "
+        f"step; predicted {predicted_s * 1e3:,.3g} ms ({predicted_s / run.step_s - 1:+.0%})"
+    )
+
+
+def _candidate_of(flag: str, run: PastRun, job: Job) -> Candidate:
+    candidate = candidate_of(run.algorithm, job)
+    if candidate is None:
+        raise UserError(
+            f"{flag}={shown(str(run.folder))} was trained by {type(run.algorithm).__name__}, with "
+            "options for which there is no plan: plans need a fixed number of bits"
+        )
+    return candidate
+
+
 def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
     cost = candidate.cost(job)
     row = {
@@ -226,7 +342,7 @@ def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
         "job": {
             name: None if value == math.inf else value
             for name, value in vars(args).items()
-            if name not in ("json", "figure")
+            if name not in ("json", "figure", "compare")
         },
         "values_per_s": {
             name: {str(bits): None if v == math.inf else v for bits, v in by_bits.items()}

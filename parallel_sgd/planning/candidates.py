@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..algorithms import (
     DESLOC,
+    Algorithm,
     BlockMomentumSGD,
     DataParallelASGD,
+    DataParallelSGD,
     DesyncedAveraging,
     DiLoCo,
     LocalUpdates,
@@ -31,6 +34,15 @@ FRAGMENTS = 4  #: of a model in fragments
 OVERLAP_STEPS = 5  #: beside which the exchange of a fragment runs
 PUSH_PASSES = 6  #: passes of a server over its part, for a push: receive, apply, answer
 NODES_PER_SERVER = 8
+
+NAMES: dict[type[LocalUpdates], str] = {
+    BlockMomentumSGD: "block momentum",
+    DESLOC: "DES-LOC",
+    DiLoCo: "DiLoCo",
+    ModelAveragingSGD: "model averaging",
+    SlowMo: "SlowMo",
+    SparseLoCo: "SparseLoCo",
+}
 
 Memory = dict[str, float]  #: bytes of a rank by purpose
 
@@ -140,28 +152,26 @@ class DoubleBuffered(Candidate):
 
 @dataclass(frozen=True)
 class Blocks(Candidate):
-    """Local updates, synchronized after each block of the algorithm's default length."""
+    """Local updates.
+
+    Attributes:
+        period: the length of a block; None: the algorithm's default.
+    """
 
     algorithm: type[LocalUpdates]
+    period: Period | None = None
 
     @property
     def name(self) -> str:
-        return {
-            BlockMomentumSGD: "block momentum",
-            DESLOC: "DES-LOC",
-            DiLoCo: "DiLoCo",
-            ModelAveragingSGD: "model averaging",
-            SlowMo: "SlowMo",
-            SparseLoCo: "SparseLoCo",
-        }[self.algorithm]
+        return NAMES[self.algorithm]
 
     @property
     def options(self) -> str:
-        return f"--algorithm {self.name.replace(' ', '-').lower()}"
+        return f"--algorithm {NAMES[self.algorithm].replace(' ', '-').lower()}"
 
     def steps(self, job: Job) -> int:
         """Return a rank's number of steps in a block."""
-        return _steps(self.algorithm.default_period, job)
+        return _steps(self.period or self.algorithm.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange, steps = job.exchange(self.bits, buckets), self.steps(job)
@@ -204,26 +214,31 @@ class DesyncedBlocks(Blocks):
 
 @dataclass(frozen=True)
 class Fragments(Blocks):
-    """Local updates of a model in `FRAGMENTS` fragments, whose exchanges run beside training."""
+    """Local updates of a model in fragments, whose exchanges run beside training.
+
+    Attributes:
+        fragments: number of parts of the model.
+        overlap_steps: steps beside which an exchange runs.
+    """
+
+    fragments: int = FRAGMENTS
+    overlap_steps: float = OVERLAP_STEPS
 
     @property
     def name(self) -> str:
-        return f"{super().name}, {FRAGMENTS} fragments"
+        parts = f", {self.fragments} fragments" if self.fragments > 1 else ", overlap"
+        return f"{super().name}{parts}"
 
     @property
     def options(self) -> str:
-        return f"--algorithm diloco --fragments {FRAGMENTS}"
-
-    def overlap_samples(self, job: Job) -> int:
-        """Return the samples of all ranks beside which an exchange runs."""
-        return OVERLAP_STEPS * job.minibatch * job.ranks
+        return f"{super().options} --fragments {self.fragments}"
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
-        part = replace(job, parameters=-(-job.parameters // FRAGMENTS))
-        exchange = part.exchange(self.bits, -(-buckets // FRAGMENTS))
-        passes_s, often = job.passes_s(BLOCK_PASSES), FRAGMENTS / self.steps(job)
+        part = replace(job, parameters=-(-job.parameters // self.fragments))
+        exchange = part.exchange(self.bits, -(-buckets // self.fragments))
+        passes_s, often = job.passes_s(BLOCK_PASSES), self.fragments / self.steps(job)
         # Kernels share the core with training.
-        waits_s = max(0.0, exchange.wire_s - OVERLAP_STEPS * job.step_s)
+        waits_s = max(0.0, exchange.wire_s - self.overlap_steps * job.step_s)
         busy_s = exchange.kernels_s + exchange.startup_s
         return StepCost(
             compute_s=job.step_s,
@@ -294,11 +309,47 @@ class Servers(Candidate):
 
 def _steps(period: Period, job: Job) -> int:
     """Return a rank's number of minibatches in a period."""
-    samples = period.samples_on(1)
+    samples = period.samples_on(job.ranks)
     if samples is not None:
-        return -(-samples // job.minibatch)
+        return -(-samples // (job.minibatch * job.ranks))
     assert period.sync_steps is not None
     return period.sync_steps
+
+
+def candidate_of(algorithm: Algorithm[Any], job: Job) -> Candidate | None:
+    """Return the candidate of an algorithm with its options, or None if there is none."""
+    bits = getattr(algorithm, "gradient_bits", None)
+    if not isinstance(bits, int | float):  # a schedule, or a choice by measurements
+        return None
+    match algorithm:
+        case DataParallelSGD(double_buffering=True):
+            return DoubleBuffered(bits)
+        case DataParallelSGD(overlap=overlap):
+            return DataParallel(bits, overlap)
+        case DataParallelASGD():
+            return Servers(bits)
+        case DESLOC(period=period):
+            return DesyncedBlocks(bits, DESLOC, period)
+        case LocalUpdates(period=period, fragments=fragments, overlap_samples=samples):
+            if type(algorithm) not in NAMES:
+                return None
+            overlap_steps = samples / (job.minibatch * job.ranks)
+            if fragments == 1 and not samples:
+                return Blocks(bits, type(algorithm), period)
+            return Fragments(bits, type(algorithm), period, fragments, overlap_steps)
+    return None
+
+
+def learn_alike(one: Candidate, other: Candidate) -> bool:
+    """Return True if two candidates learn alike: the same losses after the same samples.
+
+    Gradients of 1 bit and more learn as those of 32 bits do. Other candidates learn alike only if
+    they are equal.
+    """
+    both = (one, other)
+    if all(isinstance(each, DataParallel) and each.bits >= 1 for each in both):
+        return True
+    return one == other
 
 
 def candidates(job: Job) -> list[Candidate]:

@@ -52,7 +52,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SUB_FLOORS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},
-        {"liveness", "clocks", "cuda", "roles"},
+        {"liveness", "clocks", "cuda", "roles", "subset"},
         {"background", "mpi", "c10d"},
         {"threads", "entry_point"},
         {"elastic"},
@@ -87,7 +87,11 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"tasks", "trainers"},
     ],
     "launcher": [],
-    "command_line": [{"train", "cluster", "doctor"}, {"predict", "simulate"}],
+    "command_line": [
+        {"train", "cluster", "doctor"},
+        {"past_run", "predict", "simulate"},
+        {"plan"},
+    ],
 }
 SUB_FLOOR = {
     (room, part): floor

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters, SparseLoCo
+from parallel_sgd import (
+    Communicator,
+    DataParallelASGD,
+    DataParallelSGD,
+    DiLoCo,
+    ModelAveragingSGD,
+    Parameters,
+    PowerSGD,
+    SparseLoCo,
+    UserError,
+)
 from parallel_sgd.__main__ import main
-from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.algorithms import BlockPeriod, ExchangeState
 from parallel_sgd.command_line import plan, read
 from parallel_sgd.compression import auto_bits, registered_bits
 from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, exchange_s
@@ -23,7 +37,9 @@ from parallel_sgd.planning import (
     DoubleBuffered,
     Job,
     Servers,
+    candidate_of,
     candidates,
+    reached,
     recommend,
     sensitivity,
 )
@@ -187,6 +203,118 @@ def test_memory_is_what_training_takes(bits):
     tracemalloc.stop()
     assert state.current
     assert taken == pytest.approx(expected["residuals"] + expected["buffers"], rel=0.1)
+
+
+POINTS = [(100, 2.0), (200, 1.0), (300, 1.2), (400, 0.8), (500, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "interval"),
+    [
+        (2.5, (0, 100)),
+        (1.5, (150, 150)),
+        (1.1, (190, 325)),
+        (0.95, (362.5, 362.5)),
+        (0.85, (387.5, math.inf)),
+        (0.7, None),
+    ],
+)
+def test_a_curve_comes_to_a_loss(loss, interval):
+    assert reached(POINTS, loss) == (None if interval is None else pytest.approx(interval))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of two ranks."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = f"--gradient-bits 4 --epochs 4 --minibatch-size 64 --no-plot --output {folder}"
+    command = [sys.executable, "-m", "parallel_sgd", "simulate", "-n", "2", *words.split()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+CLUSTER = {"bandwidth": "1gbit", "latency": "100us", "step_time": "0.2"}
+
+
+def of_run(capsys, **given):
+    words = {"--" + name.replace("_", "-"): str(v) for name, v in (CLUSTER | given).items()}
+    assert main(["plan", *(word for pair in words.items() for word in pair)]) == 0
+    return capsys.readouterr().out
+
+
+def test_seconds_to_a_loss_by_an_earlier_run(capsys, run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    points = [(row["samples"], row["test_loss"]) for row in rows]
+    assert all(before > after for (_, before), (_, after) in pairwise(points)), "not steady"
+    loss = (points[1][1] + points[2][1]) / 2
+    shown = of_run(capsys, curve=run, target_loss=loss)
+    assert shown.startswith("2 nodes, ") and "9,610 parameters, 200 ms a step of 32" in shown
+    middle = (points[1][0] + points[2][0]) / 2
+    assert f"minibatches of 64): {middle:,.0f} to {middle:,.0f} samples" in shown
+    seconds = middle / 64 * 0.2
+    found = re.search(r"  data-parallel, 4 bit +([\d.]+) to ([\d.]+) s \(200 ms a step\)", shown)
+    assert [float(bound) for bound in found.groups()] == pytest.approx(
+        [0.75 * seconds, 1.25 * seconds], rel=0.02
+    )
+    after = shown.partition("to a test loss of")[2]
+    assert "data-parallel, overlap, 1 bit" in after
+    assert not any(name in after for name in ("0.25 bit", "momentum", "DiLoCo", "double"))
+
+
+def test_a_plan_is_compared_with_a_run(capsys, run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = (rows[-1]["samples"] - rows[0]["samples"]) / 64
+    took = (rows[-1]["seconds"] - rows[0]["seconds"]) / steps
+    line = of_run(capsys, compare=run).splitlines()[-1]
+    assert line.startswith(
+        f"{run}: data-parallel, 4 bit on 2 ranks took {1e3 * took:.3g} ms a step"
+    )
+    error = re.search(r"predicted 200 ms \(\+(\d+)%\)$", line)
+    assert float(error[1]) / 100 == pytest.approx(0.2 / took - 1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"curve": "run"}, "--curve='run' has no effect without --target-loss L"),
+        ({"target_loss": 1}, "--target-loss=1.0 has no effect without --curve RUN"),
+        ({}, "--nodes N is required without --curve RUN or --compare RUN"),
+        (
+            {"compare": "."},
+            "--compare='.' must be the folder of a finished run of train.py: it has",
+        ),
+        ({"curve": None, "target_loss": 0.001}, "--target-loss=0.001 must be a loss that the run"),
+        ({"compare": None, "nodes": 4, "minibatch": 64}, "has minibatches of 64 samples of all"),
+    ],
+)
+def test_runs_that_no_plan_can_use(run, given, message):
+    words = {"--" + name.replace("_", "-"): str(v or run) for name, v in (CLUSTER | given).items()}
+    with pytest.raises(UserError, match=re.escape(message)):
+        plan.main([word for pair in words.items() for word in pair])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "candidate"),
+    [
+        (DataParallelSGD(gradient_bits=4, overlap=True), DataParallel(4, overlap=True)),
+        (DataParallelSGD(double_buffering=True), DoubleBuffered(32)),
+        (DataParallelASGD(), Servers(32)),
+        (SparseLoCo(), Blocks(0.25, SparseLoCo, BlockPeriod(sync_steps=30))),
+        (DataParallelSGD(gradient_bits={0: 8, 100: 4}), None),
+        (PowerSGD(rank=1), None),
+    ],
+)
+def test_the_candidate_of_an_algorithm(algorithm, candidate):
+    assert candidate_of(algorithm, JOB) == candidate
+
+
+def test_a_block_of_any_length_is_planned():
+    job = replace(JOB, nodes=4, minibatch=8)
+    for options in ({"sync_steps": 20}, {"sync_period": 160}, {"block_samples": 640}):
+        blocks = candidate_of(ModelAveragingSGD(**options), job)
+        assert blocks.steps(job) == 20
+    overlapped = candidate_of(DiLoCo(sync_steps=20, fragments=2, overlap_samples=96), job)
+    assert (overlapped.name, overlapped.overlap_steps) == ("DiLoCo, 2 fragments", 3)
 
 
 @pytest.mark.parametrize("candidate", candidates(JOB), ids=lambda c: f"{c.name} {c.bits}")

@@ -31,6 +31,7 @@ from ..checkpoint.schema import parsed
 WHAT = "output"  #: the argument's name in errors
 OPTIONS = "options.json"  #: marks a run's folder; only `CONFIG` is written earlier
 CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"  #: subfolder of TensorBoard's files
 
 
@@ -129,7 +130,7 @@ class RunFolder:
             self._write(STANDARDIZATION, self._standardization.write)
         if metrics or filled or self.resumed:
             lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
-            self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
+            self._write(METRICS, lambda path: path.write_text("".join(lines)))
 
     def _hint(self) -> str:
         """Advise how to resume the run in the folder, as the end of an error text."""
@@ -176,7 +177,7 @@ class RunFolder:
             self._begin_to_write()
             if self._last_samples() == metrics["samples"]:
                 return
-        append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
+        append_line(WHAT, self.path / METRICS, json.dumps(metrics, allow_nan=False))
         if self._events is None:
             return
         with writing(WHAT, self.path / TENSORBOARD):
@@ -188,7 +189,7 @@ class RunFolder:
     def _last_samples(self) -> int | None:
         """Return the samples of the last row of metrics.jsonl, or None."""
         with suppress(FileNotFoundError, ValueError, IndexError, KeyError):
-            last = (self.path / "metrics.jsonl").read_text().splitlines()[-1]
+            last = (self.path / METRICS).read_text().splitlines()[-1]
             return int(json.loads(last)["samples"])
         return None
 
