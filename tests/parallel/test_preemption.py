@@ -32,7 +32,7 @@ def asked(monkeypatch):
     for name, value in {
         "listen": lambda: None,
         "EVERY_S": 1e-9,  # they ask after every step
-        "EVERY_ASYNCHRONOUS_S": 1e-9,
+        "EVERY_SELDOM_S": 1e-9,
         "preemption_requested": lambda: here.asked(),
     }.items():
         monkeypatch.setattr(preemption, name, value)
