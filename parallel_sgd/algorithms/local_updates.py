@@ -324,7 +324,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def arrive(self, state: LocalUpdateState, work: Work, *, problem: bool = False) -> None:
         """Take part in the outer steps of ranks on their way, until all ranks have come."""
         (fragment, *_), rounds, x = state.parts, state.rounds, work.parameters.flat
-        if rounds is None or state.warm:
+        if rounds is None or work.samples < self.distributed_after:  # in the warm start all wait
             return
         call = Call.PROBLEM if problem else Call.MEETING
         answer, members = rounds.ask(call)

@@ -62,13 +62,18 @@ def test_the_samples_of_all_ranks_must_be_announced(comm):
         learner.step(samples=1)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("at", ["a block's end", "a meeting", "the end"])
-def test_a_problem_of_one_rank_ends_all(comm, at):
+def test_a_problem_of_one_rank_ends_all(comm, at, steps):
     """Where the others wait for an outer step, and where they wait for all ranks."""
-    learner = learner_of(comm, ModelAveragingSGD(sync_steps=2, quorum=comm.size))
-    for _ in range(3):
+    block = 1 if steps == 0 else 2
+    learner = learner_of(comm, ModelAveragingSGD(sync_steps=block, quorum=comm.size))
+    for _ in range(4):
         learner.announce(1, comm.size)
-    learner.step(samples=1)
+    for _ in range(steps):
+        learner.step(samples=1)
+    if comm.rank < comm.size - 1 and steps == 2 and at == "a block's end":
+        learner.step(samples=1)
     calls = {
         "a block's end": lambda: learner.step(samples=1),
         "a meeting": learner.meet,
