@@ -300,7 +300,7 @@ OLD_FAULTS = {
     ),
 }
 
-#: Random orders show it once in some ten thousand: see `test_old_faults`.
+#: Not shown by 16,000 random orders: see `test_old_faults`.
 RARE = OldFault(
     "sync, surviving",
     Rollback,
