@@ -317,9 +317,10 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def _join_round(self, state: LocalUpdateState, rounds: Rounds, work: Work) -> None:
         """End the block of this rank: take an outer step with the ranks that have come."""
         answer, members = rounds.ask(Call.BLOCK)
-        if answer is Answer.PROBLEM:
-            work.group.meet()  # raises it
-        self._round(state, rounds, work, members, adds=True)
+        if answer is Answer.ROUND:
+            self._round(state, rounds, work, members, adds=True)
+        else:
+            work.group.meet()  # raises the problem of another rank
 
     def arrive(self, state: LocalUpdateState, work: Work, *, problem: bool = False) -> None:
         """Take part in the outer steps of ranks on their way, until all ranks have come."""

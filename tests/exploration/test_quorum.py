@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from explored_training import residual_of
+from old_faults import OldFault
 
 import parallel_sgd as psgd
 from parallel_sgd import runtime
-from parallel_sgd.algorithms import local_updates
-from parallel_sgd.testing import Outcome, explore
+from parallel_sgd.algorithms import ExchangeState, LocalUpdates, local_updates
+from parallel_sgd.algorithms.rounds import Coordinator
+from parallel_sgd.testing import Outcome, ScheduleFailed, explore
 
 RANKS, STEPS, SIZE, BLOCK, RATE = 4, 24, 8, 4, 1 / 64
 SCALE = 1 / RANKS  #: of a rank with its share of the samples, in a mean
@@ -129,21 +131,75 @@ def test_nothing_is_lost(monkeypatch, bits):
     assert late > 25
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        psgd.BlockMomentumSGD(sync_steps=BLOCK, quorum=3),
-        psgd.DiLoCo(sync_steps=3, quorum=3, gradient_bits={0: 8, 100: 4}),
-        psgd.SlowMo(sync_steps=5, quorum=3, grace_s=0.01),
-        psgd.SparseLoCo(block_samples=30, quorum=4, block_size=16),
-    ],
-    ids=["BMUF", "bits by the clock", "a rate by the clock", "SparseLoCo"],
-)
-def test_ranks_that_meet_are_equal(algorithm):
+ALGORITHMS = {
+    "BMUF": psgd.BlockMomentumSGD(sync_steps=BLOCK, quorum=3),
+    "bits by the clock": psgd.DiLoCo(sync_steps=3, quorum=3, gradient_bits={0: 8, 100: 4}),
+    "a rate by the clock": psgd.SlowMo(sync_steps=5, quorum=3, grace_s=0.01),
+    "SparseLoCo": psgd.SparseLoCo(block_samples=30, quorum=4, block_size=16),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ranks_that_meet_are_equal(name):
     """In every order, after some steps, and at the end."""
     rates = {40 * block: (0.01, 0.001)[block % 2] for block in range(5)}
     rule = psgd.MomentumSGD(lr=psgd.schedules.Steps(rates))
-    meets = (1, 4, 10, 11, 23)
     random = np.random.default_rng(2).exponential(0.1, (RANKS, STEPS + 1))
-    program = training(algorithm, lambda rank, step: random[rank, step], meets, "float32", rule)
+    program = training(
+        ALGORITHMS[name], lambda *at: random[at], (1, 4, 10, 11, 23), "float32", rule
+    )
     outcome_of(program, 10)
+
+
+def wrong(owner, name, now, then):
+    return OldFault("", owner, name, now, then)
+
+
+MUTANTS = {
+    "residuals of owners are dropped": (
+        wrong(ExchangeState, "sum_over", "residuals.give_owned(self.current.owned)", "pass"),
+        lambda patch: test_nothing_is_lost(patch, 1),
+    ),
+    "changes do not age": (
+        wrong(LocalUpdates, "_round", "weight_after(age)", "1.0"),
+        lambda patch: test_a_hung_rank_holds_up_no_block(),
+    ),
+    "a late rank keeps its momentum": (
+        wrong(LocalUpdates, "_catch_up", "[state.momentum]", "[]"),
+        lambda patch: test_ranks_that_meet_are_equal("BMUF"),
+    ),
+    "a late rank has its own bits": (
+        wrong(LocalUpdates, "_round", ", clock=max(clocks)", ""),
+        lambda patch: test_ranks_that_meet_are_equal("bits by the clock"),
+    ),
+    "a late rank has its own rate": (
+        wrong(
+            LocalUpdates, "_round", "max(blocks), max(facts)", "max(blocks), (0, 0, 0, state.lr)"
+        ),
+        lambda patch: test_ranks_that_meet_are_equal("a rate by the clock"),
+    ),
+    "a rank that waits loses its change": (
+        wrong(LocalUpdates, "_round", "x += state.start", "x[...] = state.start"),
+        lambda patch: test_nothing_is_lost(patch, 32),
+    ),
+    "a rank that meets the others loses its change": (
+        wrong(LocalUpdates, "arrive", "x += state.start", "x[...] = state.start"),
+        lambda patch: test_nothing_is_lost(patch, 32),
+    ),
+    "a quorum is one less": (
+        wrong(Coordinator, "_answer", "< self._quorum", "< self._quorum - 1"),
+        lambda patch: test_a_hung_rank_holds_up_no_block(),
+    ),
+    "nobody waits for the others": (
+        wrong(Coordinator, "_answer", "< self._grace_s", "< 0"),
+        lambda patch: test_a_quorum_waits_for_some_seconds(),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_die(monkeypatch, mutant):
+    fault, shown_by = MUTANTS[mutant]
+    fault.put_back(monkeypatch)
+    with pytest.raises((AssertionError, ScheduleFailed)):
+        shown_by(monkeypatch)
