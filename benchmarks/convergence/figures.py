@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from parallel_sgd.command_line.units import rate_text
+
 from ..panels import Axes, panels
 from ..statistics import bootstrap_interval, compare
 from .cells import Cell
 from .contenders import CONTENDERS
+from .seconds import seconds_of
 from .study import Figures, Groups, Result, find
 from .task import Task
 from .tasks import TASKS
@@ -137,31 +140,33 @@ def distance(groups: Groups, path: Path) -> None:
             axes.set_ylabel("test loss less that of 32 bits, nats")
 
 
-def frontier(groups: Groups, path: Path) -> None:
-    """Draw the distance from 32 bits at the end against the bytes sent, a named point each."""
-    title = "How far behind, and how many bytes: tuned rates, mean of {} seeds, 95 % intervals"
+def frontier(groups: Groups, path: Path, *, rate: float = 0) -> None:
+    """Draw the distance from 32 bits at the end against the bytes sent, a named point each.
+
+    Args:
+        rate: of links, in bits a second: against the seconds on these links instead.
+    """
+    title = "How far behind: tuned rates, mean and 95 % interval of {} seeds"
     with _panels(groups, path, title) as grid:
         for task, (whole, *others), axes in grid:
             for result in (whole, *others):
                 less = compare(result.final, whole.final, task.margin)
                 low, high = less.interval_95
                 color, marker = CONTENDERS[result.line.contender].style
-                x, y = result.bytes_sent / result.line.ranks / 1e6, less.mean
-                axes.errorbar(
-                    x,
-                    y,
-                    yerr=[[y - low], [high - y]] if result is not whole else None,
-                    color=color,
-                    marker=marker,
-                    linestyle="none",
-                )
-                axes.annotate(
-                    result.title, (x, y), (5, 4), textcoords="offset points", size=7, color=color
-                )
+                x = seconds_of(result.run, rate) if rate else result.mb_of_rank
+                y = less.mean
+                bar = None if result is whole else [[y - low], [high - y]]
+                axes.errorbar(x, y, yerr=bar, color=color, marker=marker, linestyle="none")
+                how = {"textcoords": "offset points", "size": 7, "color": color}
+                axes.annotate(result.title, (x, y), (6, 3), **how)
             axes.axhspan(-task.margin, task.margin, color="black", alpha=0.08)
             axes.set_xscale("log")
+            axes.margins(x=0.25)
             axes.set_yscale("symlog", linthresh=2 * task.margin)
-            axes.set_xlabel("MB sent by a rank in the whole run")
+            where = (
+                f"seconds of the run on links of {rate_text(rate)}" if rate else "MB sent by a rank"
+            )
+            axes.set_xlabel(where)
             axes.set_ylabel("test loss less that of 32 bits, nats")
 
 
@@ -174,7 +179,11 @@ FIGURES: dict[str, Figures] = {
         "error-feedback": error_feedback,
     },
     "compression": {"distance": distance},
-    "long-blocks": {"frontier": frontier},
+    "long-blocks": {
+        "bytes": frontier,
+        "100mbit": partial(frontier, rate=1e8),
+        "1gbit": partial(frontier, rate=1e9),
+    },
 }
 
 

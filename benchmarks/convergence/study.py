@@ -50,6 +50,11 @@ class Result:
     def title(self) -> str:
         return CONTENDERS[self.line.contender].title
 
+    @property
+    def mb_of_rank(self) -> float:
+        """Return the megabytes sent by a rank, on average."""
+        return self.bytes_sent / self.line.ranks / 1e6
+
     def __str__(self) -> str:
         ranks = f", K={self.line.ranks}" if self.line.ranks > 1 else ""
         return f"{self.title}{ranks}, {self.line.rates}"
