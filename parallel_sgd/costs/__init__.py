@@ -13,6 +13,7 @@ from .model import (
     exchange_s,
 )
 from .pushes import best_push_bits, push_s
+from .queueing import closed_throughput
 
 __all__ = [
     "LINK_EFFICIENCY",
@@ -24,6 +25,7 @@ __all__ = [
     "best_bits",
     "best_push_bits",
     "bytes_sent",
+    "closed_throughput",
     "exchange_s",
     "measure",
     "measure_kernel_speeds",

@@ -25,6 +25,7 @@ from ..algorithms import (
     SparseLoCo,
 )
 from ..compression import auto_bits, codec_for
+from ..costs import LINK_EFFICIENCY, closed_throughput
 from .job import Job, StepCost
 
 BACKWARD = 2 / 3  #: fraction of a step in backward, which completes the gradient gradually
@@ -258,7 +259,8 @@ class Fragments(Blocks):
 class Servers(Candidate):
     """Asynchronous SGD: pushes and pulls of the whole model, with servers on dedicated nodes.
 
-    A worker's push and pull are sequential; the servers' links carry both directions at once.
+    A worker's push and pull are sequential. The servers' links carry both directions at once, and
+    all workers share them: see `closed_throughput`.
     """
 
     name = "parameter servers"
@@ -277,17 +279,18 @@ class Servers(Candidate):
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         servers, steps = self.servers(job), self.steps(job)
         workers = (job.nodes - servers) * job.ranks_per_node
-        model_s = 4 * job.parameters / job.link.bytes_per_s
-        own_s = 2 * model_s * job.ranks_per_node
-        served_s = workers / servers * model_s
-        applied_s = workers / servers * job.passes_s(PUSH_PASSES)
+        model_s = 4 * job.parameters / (LINK_EFFICIENCY * job.link.bytes_per_s)
+        own_s = model_s * job.ranks_per_node  # of each direction
+        part_s, applied_s = model_s / servers, job.passes_s(PUSH_PASSES) / servers
         startup_s = 2 * (job.link.latency_s + servers * job.link.message_s)
-        round_trip_s = startup_s + own_s + job.passes_s(PUSH_PASSES) / servers
-        cycle_s = max(steps * job.step_s + round_trip_s, served_s, applied_s)
+        alone_s = steps * job.step_s + startup_s + 2 * max(0.0, own_s - part_s)
+        # Every worker visits all servers at once: these are as one.
+        pushes_per_s = closed_throughput(workers, (part_s, applied_s, part_s), alone_s)
+        cycle_s = workers / pushes_per_s
         return StepCost(
             compute_s=job.step_s,
-            kernels_s=applied_s / steps,
-            wire_s=max(own_s, served_s) / steps,
+            kernels_s=workers * applied_s / steps,
+            wire_s=max(2 * own_s, workers * part_s) / steps,
             startup_s=startup_s / steps,
             total_s=cycle_s / steps,
             training=1 - servers / job.nodes,

@@ -29,7 +29,13 @@ from parallel_sgd.__main__ import main
 from parallel_sgd.algorithms import BlockPeriod, ExchangeState
 from parallel_sgd.command_line import plan, read
 from parallel_sgd.compression import auto_bits, registered_bits
-from parallel_sgd.costs import LINK_EFFICIENCY, KernelSpeeds, Link, exchange_s
+from parallel_sgd.costs import (
+    LINK_EFFICIENCY,
+    KernelSpeeds,
+    Link,
+    closed_throughput,
+    exchange_s,
+)
 from parallel_sgd.exchange import ExchangeOptions
 from parallel_sgd.planning import (
     Blocks,
@@ -168,11 +174,22 @@ def test_moments_of_their_own_periods_are_exchanges_of_their_own():
 def test_servers_are_limited_by_their_links():
     servers = Servers(32)
     assert servers.servers(JOB) == 8 and servers.servers(JOB.on(3)) == 1
-    served = 56 / 8 * 240e6 / JOB.link.bytes_per_s / servers.steps(JOB)
-    assert servers.cost(JOB).total_s == pytest.approx(served)
+    served = 56 / 8 * 240e6 / (LINK_EFFICIENCY * JOB.link.bytes_per_s) / servers.steps(JOB)
+    assert served < servers.cost(JOB).total_s < 1.1 * served  # many workers keep the links busy
+    unlimited = replace(JOB, link=Link(0.0, math.inf, message_s=0.0))
+    assert servers.cost(unlimited).total_s == pytest.approx(0.2, rel=0.2)
     idle = replace(JOB, step_s=100.0)
     assert servers.cost(idle).efficiency == pytest.approx(56 / 64, rel=0.01)
     assert not any(isinstance(candidate, Servers) for candidate in candidates(JOB.on(1)))
+
+
+def test_customers_of_a_closed_network_of_queues():
+    assert closed_throughput(1, (1.0, 2.0), 3.0) == pytest.approx(1 / 6)
+    assert closed_throughput(1000, (1.0, 2.0), 3.0) == pytest.approx(1 / 2, rel=1e-3)
+    # Two stations alike and nothing else: n / (n + 1) of a visit's time is work (Buzen, 1973).
+    assert closed_throughput(5, (1.0, 1.0), 0.0) == pytest.approx(5 / 6)
+    assert closed_throughput(10**9, (1e-12, 2e-12), 3.0) == pytest.approx(1e9 / 3)
+    assert closed_throughput(10**9, (1.0, 2.0), 3.0) == pytest.approx(1 / 2)
 
 
 def test_memory():
