@@ -337,7 +337,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             is_behind = fragment.blocks < max(blocks)
             if is_behind:
                 x -= state.start
-            self._catch_up(state, rounds, work, range(work.comm.size), blocks)
+            fragment.blocks = rounds.catch_up(range(work.comm.size), blocks, _common(state))
             if is_behind:
                 x += state.start
             state.exchange.sum_over(work.comm)
@@ -374,7 +374,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         except SharedError:
             x[...] = state.start  # x may hold a term of G
             raise
-        self._catch_up(state, rounds, work, members, blocks)
+        fragment.blocks = rounds.catch_up(members, blocks, _common(state))
         state.exchange.sum_over(ranks)
         state.exchange.sum(term, clock=max(clocks))
         if adds:
@@ -385,29 +385,6 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         else:
             x += state.start
         rounds.count(age if adds else 0)
-
-    def _catch_up(
-        self,
-        state: LocalUpdateState,
-        rounds: Rounds,
-        work: Work,
-        ranks: Sequence[int],
-        blocks: Sequence[int],
-    ) -> None:
-        """Give the newest Φ and momentum to ranks that have an older one. Collective.
-
-        Args:
-            ranks: those that have come.
-            blocks: the outer steps in the Φ of each.
-        """
-        newest = max(blocks)
-        behind = [rank for rank, steps in zip(ranks, blocks, strict=True) if steps < newest]
-        giver = ranks[blocks.index(newest)]
-        if behind and work.comm.rank in (giver, *behind):
-            momentum = [] if state.momentum is None else [state.momentum]
-            rounds.broadcast([giver, *behind], [state.start, *momentum])
-            for fragment in state.parts:
-                fragment.blocks = newest
 
     def _merge(self, state: LocalUpdateState, fragment: Fragment, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
@@ -513,3 +490,8 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                     if self.outer.averages(name, fragment.blocks):
                         buffer[values] *= 1 / ranks
                         fragment.averaging.sum(buffer[values])
+
+
+def _common(state: LocalUpdateState) -> list[Array]:
+    """Return the vectors that an outer step changes: Φ, and its momentum if any."""
+    return [state.start] if state.momentum is None else [state.start, state.momentum]

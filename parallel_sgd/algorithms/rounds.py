@@ -247,13 +247,25 @@ class Rounds(Component):
         self.late += age > 0
         self.oldest = max(self.oldest, age)
 
-    def broadcast(self, ranks: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Copy arrays from the first of some ranks to the others. Collective among them."""
-        subset = Subset(self._exchanging, ranks)
-        for array in arrays:
-            subset.broadcast(array)
-            if self._comm.rank == ranks[0]:
-                self._bytes_sent += array.nbytes * (len(ranks) - 1)
+    def catch_up(self, ranks: Sequence[int], steps: Sequence[int], arrays: Sequence[Array]) -> int:
+        """Copy the newest arrays to the ranks with older ones. Collective among these ranks.
+
+        Args:
+            ranks: all ranks that call.
+            steps: the outer steps in each rank's arrays.
+            arrays: of this rank; changed if older.
+        Returns:
+            The outer steps in the newest arrays.
+        """
+        newest = max(steps)
+        behind = [rank for rank, own in zip(ranks, steps, strict=True) if own < newest]
+        giver = ranks[steps.index(newest)]
+        if behind and self._comm.rank in (giver, *behind):
+            subset = Subset(self._exchanging, [giver, *behind])
+            for array in arrays:
+                subset.broadcast(array)
+                self._bytes_sent += array.nbytes * len(behind) * (self._comm.rank == giver)
+        return newest
 
     @property
     def bytes_sent(self) -> int:

@@ -165,7 +165,7 @@ MUTANTS = {
         lambda patch: test_a_hung_rank_holds_up_no_block(),
     ),
     "a late rank keeps its momentum": (
-        wrong(LocalUpdates, "_catch_up", "[state.momentum]", "[]"),
+        wrong(local_updates, "_common", "[state.start, state.momentum]", "[state.start]"),
         lambda patch: test_ranks_that_meet_are_equal("BMUF"),
     ),
     "a late rank has its own bits": (
