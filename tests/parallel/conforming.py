@@ -22,6 +22,8 @@ from parallel_sgd import (
 OUTER_MOMENTUM = {"serial": "the outer momentum is at work on one rank, too"}
 ZEROED = {"serial": "the local momentum is zeroed after every block"}
 DRY = "dry_ranks_count_nothing"
+ASKING = "announced", "nothing", "dry_ranks", "errors"
+TOLD = "needs the samples of all ranks before a step"
 LONGER = {DRY: "where others have no samples, one rank's last longer than those that are compared"}
 AVERAGED = "the local momenta are averaged, also those of ranks without samples"
 ADDED = "the ranks' updates are added, whatever their samples"
@@ -110,6 +112,10 @@ CONFORMING = {
     "DiLoCo": (
         DiLoCo(sync_steps=3),
         {"optimizer": Adam(lr=0.03, weight_decay=0.1), "exceptions": OUTER_MOMENTUM},
+    ),
+    "DiLoCo, quorum": (
+        DiLoCo(sync_steps=3, grace_s=1000),  # long enough for all to be in time
+        {"exceptions": OUTER_MOMENTUM | dict.fromkeys(ASKING, TOLD)},
     ),
     "DiLoCo, overlap": (
         overlapping := DiLoCo(sync_steps=3, gradient_bits=4, overlap_samples=5),
