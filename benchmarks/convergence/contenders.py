@@ -223,7 +223,7 @@ LONG_BLOCKS = {
         *("block momentum", "#2a8a4a", "D", BlockMomentumSGD, (("reset_sgd_momentum", False),)),
         (("block_momentum", 0.5),),
     ),
-    "long SlowMo": _long("SlowMo", "#8e5ea2", "D", SlowMo, (), (("slow_momentum", 0.5),)),
+    "long SlowMo": _long("SlowMo", "#8e5ea2", "D", SlowMo, (), (("slow_momentum", 0.7),)),
     "long DiLoCo": _long("DiLoCo", "#8c6d4f", "D", DiLoCo, (), *_outer_rate(0.4)),
     "long DiLoCo 4": _long(
         "DiLoCo, 4 bits", "#8c6d4f", "s", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)
