@@ -53,6 +53,9 @@ def learner_of(case: str, comm: Communicator, **changes: Any) -> Learner:
 def train(learner: Learner, step: int) -> None:
     """On data that differ on all ranks, of uneven number; alike in the warm start."""
     rank = learner.comm.rank if learner.distributed else 0
+    if learner.algorithm.has_quorum:
+        every = [samples_of(k, step) for k in range(learner.comm.size)]
+        learner.announce(every[rank], sum(every))
     learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
     learner.step(samples_of(rank, step) if learner.distributed else 3)
 
