@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import Communicator
-from parallel_sgd.command_line.cluster import payload_rate
+from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.command_line.units import bits_per_s, rate_text
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
@@ -61,7 +61,8 @@ def main(options: argparse.Namespace) -> Report:
     cases = {
         str(bits): {"gradient_bits": bits, "transport": options.transport} for bits in options.bits
     }
-    asked = {"sizes": [mb * 250_000 for mb in options.megabytes], "rounds": 3, "cases": cases}
+    sizes = [mb * 250_000 for mb in options.megabytes]
+    asked = {"sizes": sizes, "rounds": 3, "cases": cases, "burst": 2 * BURST}
     for count in options.hosts:
         measured = on_hosts(count, options.rate, "exchange.sums", asked)
         for of_size, bits in product(measured, options.bits):

@@ -28,7 +28,12 @@ ROUNDING = 1e-5  #: of a sum in full precision
 
 
 def measure(
-    comm: Communicator, sizes: list[int], rounds: int, cases: dict[str, Any], gloo: bool = False
+    comm: Communicator,
+    sizes: list[int],
+    rounds: int,
+    cases: dict[str, Any],
+    gloo: bool = False,
+    burst: int = 0,
 ) -> list[dict[str, Any]]:
     """Measure all cases for vectors of each size.
 
@@ -36,17 +41,24 @@ def measure(
         sizes: numbers of values.
         cases: of ours, `ExchangeOptions` by name.
         gloo: measure gloo, too.
+        burst: bytes that an idle link accepts at once. As many are sent before each sum, so that
+            a short one takes as long as the link's rate says.
     Returns:
         for each size: "values"; "seconds" by case, of the slowest rank, medians of all sums; of
         ours "bytes" that a rank sends in a sum, and "plans", as in `ExchangeState.report`.
     """
     wanted = gloo and importlib.util.find_spec("torch") is not None
     with process_group(comm, wanted):
-        return [measure_size(comm, values, rounds, cases, wanted) for values in sizes]
+        return [measure_size(comm, values, rounds, cases, wanted, burst) for values in sizes]
 
 
 def measure_size(
-    comm: Communicator, values: int, rounds: int, cases: dict[str, Any], gloo: bool = False
+    comm: Communicator,
+    values: int,
+    rounds: int,
+    cases: dict[str, Any],
+    gloo: bool = False,
+    burst: int = 0,
 ) -> dict[str, Any]:
     """Measure all cases in turn; a first round does not count."""
     parameters = Parameters({"W": _vector_of(comm.rank, values)})
@@ -61,7 +73,7 @@ def measure_size(
     for i in range(rounds + 1):
         for name, call in calls.items():
             bits = cases[name]["gradient_bits"] if name in cases else None
-            of_turn = turn(comm, name, call, parameters.flat, total, bits)
+            of_turn = turn(comm, name, call, parameters.flat, total, bits, burst)
             seconds[name] += of_turn if i > 0 else []
     count = (rounds + 1) * (1 + times(values))
     return {
@@ -91,6 +103,7 @@ def turn(
     given: Array,
     total: Array,
     bits: Any = None,
+    burst: int = 0,
 ) -> list[float]:
     """Return the seconds of each sum, of the slowest rank.
 
@@ -101,12 +114,15 @@ def turn(
         given: this rank's vector.
         total: room for the sum; gets the vector before each call.
         bits: of ours; None: a peer.
+        burst: see `measure`.
     Raises:
         UserError: a sum in full precision is wrong, or our sums differ between ranks.
     """
     seconds = []
     for _ in range(1 + times(len(total))):
         total[...] = given
+        if burst:
+            _send_to_all(comm, burst)
         seconds.append(seconds_of(call, comm))
     few = min(CHECKED, len(total))
     exact = np.sum([_vector_of(rank, few) for rank in range(comm.size)], axis=0, dtype=np.float64)
@@ -118,6 +134,15 @@ def turn(
     if bits is not None and len(set(digests)) > 1:
         raise UserError(f"{name} has left other sums on some ranks than on others")
     return seconds[1:]
+
+
+def _send_to_all(comm: Communicator, nbytes: int) -> None:
+    """Send at least so many bytes from each rank, and to each rank."""
+    from mpi4py import MPI
+
+    part = -(-nbytes // max(1, comm.size - 1))
+    sent, received = (np.zeros(comm.size * part, np.uint8) for _ in range(2))
+    MPI.COMM_WORLD.Alltoall(sent, received)
 
 
 def times(values: int) -> int:

@@ -346,8 +346,9 @@ def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
         },
         "values_per_s": {
             name: {str(bits): None if v == math.inf else v for bits, v in by_bits.items()}
-            for name, by_bits in vars(speeds).items()
+            for name, by_bits in speeds.values_per_s.items()
         },
+        "step_search_s": {str(bits): vars(search) for bits, search in speeds.searches.items()},
         "recommended": {
             "algorithm": recommended.choice.name,
             "bits": recommended.choice.bits,

@@ -27,7 +27,7 @@ from .options import (
     problem_with,
     problem_with_largest,
 )
-from .step_search import find_step, message_room, sample_of_sums
+from .step_search import find_step, message_room, sample_of_sums, sampled_values
 from .top_k import TopK
 from .uniform_levels import UniformLevels
 
@@ -62,5 +62,6 @@ __all__ = [
     "registered_codes",
     "require_float32",
     "sample_of_sums",
+    "sampled_values",
     "unregister",
 ]

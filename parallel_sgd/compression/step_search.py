@@ -94,9 +94,7 @@ def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool 
     direction. Local.
     """
     whole = [b.size // BLOCK for _, b in pairs]
-    total = sum(max(count, 1) for count in whole)
-    stride = max(1, total // min(max(total // SAMPLE_ONE_IN, LEAST_SAMPLED), MOST_SAMPLED))
-    stride = 1 if of_all else stride
+    stride = 1 if of_all else _stride(sum(max(count, 1) for count in whole))
     xp = array_module(pairs[0][1])
     first = _hash_of_values(pairs) % stride if stride > 1 else 0
     parts = []
@@ -116,6 +114,16 @@ def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool 
         parts.append(some.ravel())
         first = (first - count) % stride
     return parts[0] if len(parts) == 1 else xp.concatenate(parts)
+
+
+def sampled_values(values: int) -> int:
+    """Return about how many values a sample of so many has. Local."""
+    return values // _stride(max(values // BLOCK, 1))
+
+
+def _stride(blocks: int) -> int:
+    """Return the stride of the blocks of a sample."""
+    return max(1, blocks // min(max(blocks // SAMPLE_ONE_IN, LEAST_SAMPLED), MOST_SAMPLED))
 
 
 def _hash_of_values(pairs: Sequence[tuple[Array | None, Array]]) -> int:

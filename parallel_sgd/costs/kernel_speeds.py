@@ -5,20 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from ..communication.messages import PIECE_VALUES
-from ..compression import Allowance, Codec, VariableMessage, codec_for, registered_bits
+from ..compression import (
+    Allowance,
+    Codec,
+    EntropyCoded,
+    VariableMessage,
+    codec_for,
+    registered_bits,
+    sampled_values,
+)
 from ..kernels import Blocks, array_module, empty_like, finish_on_device, memory
 from ..parameters import Parameters
-from .model import KernelSpeeds
+from .model import KernelSpeeds, StepSearch
 
 Array = Any  #: a NumPy or CuPy array
 
 VALUES = 1 << 23  #: 32 MiB per vector: larger than caches, so each kernel starts from memory
+FEW_SEARCHED, MANY_SEARCHED = 1 << 12, 1 << 16  #: values of which a step size is found
 IN_CACHE = 64  #: blocks added by an owner at a time
 REPEATS = 5  #: the fastest counts, since disturbances only slow a kernel down
 
@@ -53,13 +62,26 @@ def measure_kernel_speeds(
     encode: dict[float, float] = {32: math.inf}
     decode: dict[float, float] = {32: math.inf}
     decode_add: dict[float, float] = {32: _sum_speed(vector, residual)}
+    searches: dict[float, StepSearch] = {}
     for number in bits or registered_bits():
         if number < 32:
             codec = codec_for(number, block_size=block_size)
             encode[number], decode[number], decode_add[number] = _codec_speeds(
                 codec, parameters, residual
             )
-    return KernelSpeeds(encode, decode, decode_add)
+            if isinstance(codec, EntropyCoded):
+                searches[number] = _step_search(codec, vector, residual)
+    return KernelSpeeds(encode, decode, decode_add, searches)
+
+
+def _step_search(codec: EntropyCoded, vector: Array, residual: Array) -> StepSearch:
+    """Return the time in which a step size is found, from a short and a long vector."""
+    pairs = [(vector[:size], residual[:size]) for size in (FEW_SEARCHED, MANY_SEARCHED)]
+    residual.fill(0)
+    few_s, many_s = (_least_s(partial(Allowance, codec, [pair]), vector) for pair in pairs)
+    of_few, of_many = sampled_values(FEW_SEARCHED), sampled_values(MANY_SEARCHED)
+    value_s = max(0.0, many_s - few_s) / (of_many - of_few)
+    return StepSearch(max(0.0, few_s - of_few * value_s), value_s)
 
 
 def _codec_speeds(
@@ -137,6 +159,11 @@ def _at_a_time(vector: Array, whole: int, part: int) -> int:
 
 def _speed(call: Callable[[], None], vector: Array) -> float:
     """Return values per second."""
+    return int(vector.size) / _least_s(call, vector)
+
+
+def _least_s(call: Callable[[], object], vector: Array) -> float:
+    """Return the seconds of the fastest of several calls."""
     seconds = []
     for _ in range(REPEATS):
         finish_on_device(vector)
@@ -144,4 +171,4 @@ def _speed(call: Callable[[], None], vector: Array) -> float:
         call()
         finish_on_device(vector)
         seconds.append(time.perf_counter() - begin)
-    return int(vector.size) / min(seconds)
+    return min(seconds)

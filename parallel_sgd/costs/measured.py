@@ -66,11 +66,12 @@ class Measured:
         """
         kernels = {
             name: {str(bits): speed for bits, speed in by_bits.items() if speed < math.inf}
-            for name, by_bits in vars(self.speeds).items()
+            for name, by_bits in self.speeds.values_per_s.items()
         }
         rate = self.link.bytes_per_s
         link = {"latency_s": self.link.latency_s, "bytes_per_s": rate if rate < math.inf else None}
-        return {"link": link, "values_per_s": kernels}
+        searches = {str(bits): vars(search) for bits, search in self.speeds.searches.items()}
+        return {"link": link, "values_per_s": kernels, "step_search_s": searches}
 
 
 def measure(

@@ -20,21 +20,26 @@ While a piece is on the wire, the core works on the remaining pieces, so the tot
 
     total = startup + max(wire, kernels) + min(ends, wire / P)
 
-The last term is the time at the ends, without overlap: `ends` is 1/P of the owners' kernels, since
-all ranks must have sent by then, and 1/(H P) of the remaining kernels. The MPI library's
-collectives do not overlap, and P is the number of buckets. Core time for messages, and with TCP for
-bytes, is not available to kernels. docs/planning.md lists the omitted terms and the deviation from
-measurements.
+With an entropy code a rank also finds two step sizes, one for its own messages and one for the sums
+that it owns. The search takes a fixed time, and a time for each value of a sample:
+
+    kernels += search(n/L) + search(n/ranks)
+
+The last term of the total is the time at the ends, without overlap: `ends` is 1/P of the owners'
+kernels, since all ranks must have sent by then, and 1/(H P) of the remaining kernels. The MPI
+library's collectives do not overlap, and P is the number of buckets. Core time for messages, and
+with TCP for bytes, is not available to kernels. docs/planning.md lists the omitted terms and the
+deviation from measurements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ..communication.messages import piece_values
-from ..compression import CODE, auto_bits, checked_bits, codec_for
+from ..compression import CODE, auto_bits, checked_bits, codec_for, sampled_values
 from ..errors import UserError
 from ..validation import integer, number
 
@@ -78,6 +83,23 @@ class Link:
 
 
 @dataclass(frozen=True)
+class StepSearch:
+    """The time in which an entropy code's step size is found (`compression/step_search.py`).
+
+    Attributes:
+        fixed_s: seconds for any vector.
+        value_s: seconds for each value of its sample.
+    """
+
+    fixed_s: float
+    value_s: float
+
+    def seconds(self, values: float) -> float:
+        """Return the seconds for a vector of `values` values. Local."""
+        return self.fixed_s + self.value_s * sampled_values(int(values))
+
+
+@dataclass(frozen=True)
 class KernelSpeeds:
     """Values per second of a rank on one core, by bits: see `measure_kernel_speeds`.
 
@@ -85,27 +107,48 @@ class KernelSpeeds:
         encode: with error feedback; infinity at 32 bits, since no encoding is needed.
         decode: infinity at 32 bits, likewise.
         decode_add: decoding and adding of received values by an owner; at 32 bits a plain sum.
+        searches: of the entropy codes. In seconds.
     """
 
     encode: Mapping[float, float]
     decode: Mapping[float, float]
     decode_add: Mapping[float, float]
+    searches: Mapping[float, StepSearch] = field(default_factory=dict)
 
     def at(self, bits: float) -> tuple[float, float, float]:
         """Return the speeds of encoding, decoding and adding, for the nearest measured number of
         bits.
         """
-        nearest = min(self.encode, key=lambda measured: abs(math.log(measured / bits)))
+        nearest = _nearest(self.encode, bits)
         return self.encode[nearest], self.decode[nearest], self.decode_add[nearest]
+
+    def search_s(self, bits: float, values: float) -> float:
+        """Return the seconds to find the step size for a vector, 0 for a code without. Local."""
+        if not self.searches or codec_for(bits).has_fixed_length:
+            return 0.0
+        return self.searches[_nearest(self.searches, bits)].seconds(values)
+
+    @property
+    def values_per_s(self) -> dict[str, Mapping[float, float]]:
+        """The speeds by name."""
+        return {"encode": self.encode, "decode": self.decode, "decode_add": self.decode_add}
 
     def times(self, factor: float) -> KernelSpeeds:
         """Return the speeds of kernels that are `factor` times as fast. Local."""
-        return KernelSpeeds(
-            *(
-                {bits: factor * speed for bits, speed in speeds.items()}
-                for speeds in (self.encode, self.decode, self.decode_add)
-            )
+        encode, decode, decode_add = (
+            {bits: factor * speed for bits, speed in speeds.items()}
+            for speeds in self.values_per_s.values()
         )
+        searches = {
+            bits: StepSearch(search.fixed_s / factor, search.value_s / factor)
+            for bits, search in self.searches.items()
+        }
+        return KernelSpeeds(encode, decode, decode_add, searches)
+
+
+def _nearest(measured: Iterable[float], bits: float) -> float:
+    """Return the nearest number of bits, by ratio."""
+    return min(measured, key=lambda one: abs(math.log(one / bits)))
 
 
 @dataclass(frozen=True)
@@ -135,6 +178,7 @@ def exchange_s(
     ranks_per_host: int = 1,
     pipelined: bool = True,
     buckets: int = 1,
+    searches: int = 1,
     cores_per_rank: float = 1.0,
 ) -> ExchangeCost:
     """Predict the seconds of a sum over all ranks.
@@ -148,6 +192,8 @@ def exchange_s(
         ranks_per_host: number of ranks sharing a link and memory.
         pipelined: whether wire and kernels overlap by pieces.
         buckets: of the vector, each with its own pieces, or its own collectives.
+        searches: parts of the vector with step sizes of their own: all buckets together have one,
+            but those sent during backward have one each.
         cores_per_rank: less than 1 for ranks sharing cores: kernels then take longer.
 
     Raises:
@@ -165,7 +211,8 @@ def exchange_s(
     link_s = sent / (LINK_EFFICIENCY * link.bytes_per_s)
     sending_s = sent / local * link.core_s_per_byte * slower
     wire_s = max(link_s, sending_s)
-    owners_s, rest_s = (s * slower for s in _kernels_s(values, bits, hosts, local, speeds))
+    kernels = _kernels_s(values, bits, hosts, local, speeds, searches)
+    owners_s, rest_s = (s * slower for s in kernels)
     kernels_s = owners_s + rest_s
     pieces, rounds = buckets, 2 * buckets  # rounds: exposed latencies
     if pipelined:
@@ -232,7 +279,7 @@ def most_bits_within(seconds: Mapping[float, float]) -> float:
 
 
 def _kernels_s(
-    values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds
+    values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds, searches: int
 ) -> tuple[float, float]:
     """Return the core seconds of the owners' kernels, and of the rest, for a core per rank."""
     if hosts == 1:  # ranks exchange directly, through shared memory
@@ -242,4 +289,6 @@ def _kernels_s(
     own, (encode, decode, decode_add) = values / local, speeds.at(bits)
     owners_s = own / decode_add + own / hosts / encode
     rest_s = own / encode + values / decode
+    owners_s += searches * speeds.search_s(bits, own / hosts / searches)
+    rest_s += searches * speeds.search_s(bits, own / searches)
     return owners_s, rest_s + copied / speeds.decode_add[32]

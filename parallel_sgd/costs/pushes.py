@@ -4,7 +4,7 @@ K workers push a server's n values at b bits, v = b/8 + levels bytes per value, 
 value. All messages share the server's link, and the server's core decodes pushes one by one:
 
     startup = 2 (latency + K message)
-    total   = startup + n / encode + K (n v / rate + n / decode + 4 n / rate)
+    total   = startup + search(n) + n / encode + K (n v / rate + n / decode + 4 n / rate)
 
 Workers encode in parallel. The server's optimizer is not included.
 """
@@ -32,7 +32,8 @@ def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
     startup_s = 2 * (link.latency_s + workers * link.message_s)
     wire_s = (encoded_bytes(values, bits) + 4 * values) / (LINK_EFFICIENCY * link.bytes_per_s)
     server_s = workers * (wire_s + values / speeds.decode[bits])
-    return startup_s + values / speeds.encode[bits] + server_s
+    worker_s = speeds.search_s(bits, values) + values / speeds.encode[bits]
+    return startup_s + worker_s + server_s
 
 
 def best_push_bits(

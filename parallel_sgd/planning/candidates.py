@@ -120,7 +120,7 @@ class DataParallel(Candidate):
         return "--overlap" if self.overlap else ""
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
-        exchange = job.exchange(self.bits, buckets)
+        exchange = job.exchange(self.bits, buckets, searches=buckets if self.overlap else 1)
         total_s = job.step_s + exchange.total_s
         if self.overlap:  # hides wire time only: encoding shares the core
             forward_s = (1 - BACKWARD) * job.step_s

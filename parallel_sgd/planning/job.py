@@ -46,8 +46,12 @@ class Job:
         most = max(1, self.parameters // TransportOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
-    def exchange(self, bits: float, buckets: int) -> ExchangeCost:
-        """Return the cost of a sum over all ranks of a vector of the model's size."""
+    def exchange(self, bits: float, buckets: int, searches: int = 1) -> ExchangeCost:
+        """Return the cost of a sum over all ranks of a vector of the model's size.
+
+        Args:
+            bits, buckets, searches: see `exchange_s`.
+        """
         return exchange_s(
             self.parameters,
             bits,
@@ -56,6 +60,7 @@ class Job:
             self.speeds,
             ranks_per_host=self.ranks_per_node,
             buckets=buckets,
+            searches=searches,
         )
 
     def passes_s(self, passes: float) -> float:

@@ -204,6 +204,18 @@ def test_sums_have_their_turns_one_after_the_other(monkeypatch):
     assert [sums.times(values) for values in (1000, 250_000, 25_000_000)] == [8, 8, 1]
 
 
+def test_links_have_nothing_left_to_accept_at_once_before_each_sum(monkeypatch):
+    turns = []
+    monkeypatch.setattr(sums, "_send_to_all", lambda comm, nbytes: turns.append(nbytes))
+    given = sums._vector_of(0, 2_500_000)
+
+    def add():
+        turns.append("sum")
+
+    sums.turn(Communicator.single(), "a sum", add, given, given.copy(), burst=512)
+    assert turns == 5 * [512, "sum"]
+
+
 @pytest.mark.parametrize(
     ("bits", "wrong", "message"),
     [

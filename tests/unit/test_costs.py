@@ -10,11 +10,12 @@ import pytest
 
 from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, simulate
 from parallel_sgd.communication import PIECE_VALUES, messages
-from parallel_sgd.compression import auto_bits, codec_for, registered_bits
+from parallel_sgd.compression import auto_bits, codec_for, registered_bits, sampled_values
 from parallel_sgd.costs import (
     LINK_EFFICIENCY,
     KernelSpeeds,
     Link,
+    StepSearch,
     best_bits,
     bytes_sent,
     exchange_s,
@@ -74,6 +75,22 @@ def test_bits_that_were_not_measured_take_the_kernels_of_the_nearest():
     cost, of_one = (exchange_s(10**9, bits, 4, SLOW, speeds) for bits in (0.7, 1))
     assert cost.kernels_s == of_one.kernels_s > exchange_s(10**9, 0.3, 4, SLOW, speeds).kernels_s
     assert cost.wire_s == pytest.approx(0.7 * of_one.wire_s)
+
+
+def test_each_rank_finds_a_step_size_for_its_messages_and_one_for_its_sums():
+    """From samples of 65,536 to 262,144 values; other codes have no step to find."""
+    search = StepSearch(1e-3, 1e-7)
+    speeds = replace(FREE, searches={1: search, 0.25: StepSearch(5.0, 0.0)})
+    whole, stripe = 1 << 24, 1 << 22
+    both_s = search.seconds(whole) + search.seconds(stripe)
+    assert both_s == pytest.approx(2e-3 + 1e-7 * (sampled_values(whole) + sampled_values(stripe)))
+    assert (1 << 16) <= sampled_values(stripe) < sampled_values(whole) <= (1 << 19)
+    assert exchange_s(whole, 1, 4, FAST, speeds).kernels_s == pytest.approx(both_s)
+    assert exchange_s(whole, 1, 4, FAST, speeds.times(2)).kernels_s == pytest.approx(both_s / 2)
+    assert exchange_s(whole, 4, 4, FAST, speeds).kernels_s == 0
+    of_buckets = exchange_s(whole, 1, 4, FAST, speeds, buckets=4, searches=4).kernels_s
+    parts_s = search.seconds(whole // 4) + search.seconds(stripe // 4)
+    assert of_buckets == pytest.approx(4 * parts_s)
 
 
 def test_latencies_are_shared_and_messages_are_not():
@@ -162,4 +179,7 @@ def test_speeds_are_measured_for_all_bits():
         assert all(speed > 1e7 for speed in speeds.values())
     assert kernels.encode[32] == kernels.decode[32] == math.inf
     assert math.isfinite(kernels.decode_add[32])
+    codecs = {bits for bits in registered_bits() if not codec_for(bits).has_fixed_length}
+    assert set(kernels.searches) == codecs
+    assert all(0 < kernels.search_s(bits, 1 << 17) < 0.1 for bits in codecs)
     assert set(measure_kernel_speeds(bits=(4,), values=1 << 17).encode) == {32, 4}
