@@ -6,7 +6,8 @@ contender is checked to learn, and to leave the same model on all ranks. Goals a
 as fast as plain DDP and twice as fast as its best hook; never slower than DDP.
 
 "No exchange" trains each rank alone: what the others come close to where communication is free.
-Block momentum and post-local SGD synchronize every 16 minibatches, so a step is one of 16.
+Block momentum, SparseLoCo and post-local SGD synchronize every 16 minibatches, so a step is one of
+16; two fragments of the model do so in turn, each beside 128 samples of training.
 
 `--to-loss` tells the seconds until a byte-level language model (an MLP, or with --torch a small
 transformer) has reached a test loss: how many steps that takes, with a learning rate tuned for each

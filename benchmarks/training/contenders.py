@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD, PowerSGD
+from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD, PowerSGD, SparseLoCo
 
 MOMENTUM = 0.9  #: of SGD on both sides
+OVERLAP = 128  #: samples beside which a fragment is exchanged
 PERIOD = 16  #: minibatches between two synchronizations, for those that train alone in between
 
 
@@ -18,8 +19,9 @@ class Contender:
         algorithm: ours; None for PyTorch.
         hook: of DDP, by name; "exchange" is our hook over MPI, "compress" without MPI.
         options: of the hook.
-        period: minibatches after which all ranks have the same model again; 0: never. Ranks without
-            communication are the limit for all more contenders.
+        period: minibatches after which ranks have exchanged the whole model again; 0: never. Ranks
+            without communication are the limit for all more contenders.
+        meets: whether all ranks then have the same model; ranks with fragments have one in the end.
         learns_as: a contender with the same model after every step, to rounding; None: unknown.
         modules: whether for PyTorch's modules alone.
         in_buckets: whether DDP's gradients lie in its buckets, and not beside the buckets.
@@ -29,6 +31,7 @@ class Contender:
     hook: str = "none"
     options: dict[str, Any] = field(default_factory=dict)
     period: int = 1
+    meets: bool = True
     learns_as: str | None = None
     modules: bool = False
     in_buckets: bool = True
@@ -51,6 +54,19 @@ CONTENDERS = {
     "block momentum, 1 bit": Contender(
         BlockMomentumSGD(sync_steps=PERIOD, gradient_bits=1, block_momentum=0.5), period=PERIOD
     ),
+    "block momentum, 1 bit, 2 fragments": Contender(
+        BlockMomentumSGD(
+            sync_steps=PERIOD,
+            gradient_bits=1,
+            block_momentum=0.5,
+            fragments=2,
+            overlap_samples=OVERLAP,
+            merge_weight=0.5,
+        ),
+        period=PERIOD,
+        meets=False,
+    ),
+    "SparseLoCo, 0.25 bit": Contender(SparseLoCo(sync_steps=PERIOD), period=PERIOD),
     "PowerSGD rank 4": Contender(PowerSGD(rank=4)),
     "our hook, 32 bit": Contender(hook="exchange", learns_as="32 bit", modules=True),
     "our hook, 4 bit": Contender(hook="exchange", options={"gradient_bits": 4}, modules=True),
