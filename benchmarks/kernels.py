@@ -9,11 +9,14 @@ the bottleneck, `largest magnitude` and decoding 16 bits end at 0.67 of axpy.
 
 The entropy code encodes and decodes a vector with layers of unlike sizes, with the step of an
 exchange with the same bits. Decoding adds to fewer lines than all, but is counted as adding to all.
+The largest 64 of 4,096 values are encoded beside NumPy's and PyTorch's selection of as many, if
+PyTorch is there: these only find the places, and are counted as if they did all of encoding.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +28,7 @@ import numpy.typing as npt
 
 from parallel_sgd.compression.step_search import find_step, message_room, sample_of_sums
 from parallel_sgd.kernels import Blocks, cpu, cut, memory, payload_offsets
+from parallel_sgd.kernels.top_k_reference import top_k_offsets
 
 from .report import Report, positive
 from .timing import Call, seconds_of
@@ -33,6 +37,7 @@ Array = npt.NDArray[Any]
 BLOCK = 1024
 ENTROPY_BITS = (2, 1, 0.5, 0.25, 0.1)
 LAYERS = 64
+TOP, TOP_OF = 64, 4096  #: values that are sent of as many
 
 
 class Case(NamedTuple):
@@ -59,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> Report:
     n = -(-options.values // BLOCK) * BLOCK
     x, gradient = memory.zeros(n, np.float32), normal(n)
-    cases = [*quantized(gradient, x), *entropy(gradient, x), *steps(gradient, x)]
+    cases = [*quantized(gradient, x), *entropy(gradient, x), *largest(gradient, x)]
+    cases += steps(gradient, x)
     for case in cases:
         case.call()  # compiles
     axpy: list[list[float]] = [[] for _ in cases]
@@ -132,6 +138,33 @@ def entropy(g: Array, x: Array) -> Iterator[Case]:
         yield Case(f"encode {name}", 12 + bits / 8, encode, clear, remark)
         for case in decoding(name, bits, partial(cpu.decode_entropy, sent, x)):
             yield case._replace(remark=remark)
+
+
+def largest(g: Array, x: Array) -> Iterator[Case]:
+    """Yield cases of the largest values of each block, and of their selection by others."""
+    starts, error, name = cut([len(g)], TOP_OF), memory.zeros(len(g), np.float32), "top 64 of 4096"
+    blocks = Blocks(starts, top_k_offsets(starts, TOP, TOP_OF))
+    sent = memory.zeros(blocks.bytes.stop, np.uint8)
+    bits, clear = 8 * len(sent) / len(g), partial(error.fill, 0)
+    encode: Call = partial(cpu.encode_top_k, TOP, TOP_OF, blocks, g, error, sent)
+    yield Case(f"encode {name}", 12 + bits / 8, encode, clear)
+    yield from decoding(name, bits, partial(cpu.decode_top_k, TOP, TOP_OF, blocks, sent, x))
+    rows = g[: len(g) // TOP_OF * TOP_OF].reshape(-1, TOP_OF)
+    yield Case(
+        f"numpy.argpartition, {name}",
+        12 + bits / 8,
+        lambda: np.argpartition(np.abs(rows), -TOP, axis=1),
+    )
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+        tensor = torch.from_numpy(rows)
+        yield Case(
+            f"torch.topk, {name}",
+            12 + bits / 8,
+            lambda: torch.topk(tensor.abs(), TOP, sorted=False),
+        )
 
 
 def decoding(name: str, bits: float, decode: Callable[..., object]) -> Iterator[Case]:
