@@ -9,6 +9,7 @@ depends on the vector alone, and needs no agreement between ranks.
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ Array = Any  #: a NumPy or CuPy array
 LEAST_SAMPLED = 64  #: blocks: the least size of a sample
 SAMPLE_ONE_IN = 32  #: of a long vector, one in this number of blocks is sampled
 MOST_SAMPLED = 256  #: blocks: the largest size of a sample
+MOST_KEPT = 1 << 20  #: values for which memory is kept: as many as a sample has
 COARSE = 8  #: one in this number of blocks of the sample is encoded first
 TOLERANCE, COARSE_TOLERANCE = 0.03, 0.15  #: relative tolerance of the bits, on a sample
 TRIES = 16  #: the most encodes of the whole sample, and of its eighth
@@ -75,7 +77,7 @@ def find_step(v: Array, bits: float, values: int) -> Step:
         raise UserError(f"values to be sent must be finite: their largest magnitude is {largest}")
     target = target_bits(bits, values)
     blocks = v.size // BLOCK
-    search = _Search(largest, target, empty_like(v, message_room(v.size), np.uint8))
+    search = _Search(largest, target, *_scratch.like(v))
     if blocks >= 2 * COARSE:
         search(
             v[: blocks * BLOCK].reshape(-1, BLOCK)[COARSE // 2 :: COARSE].ravel(), COARSE_TOLERANCE
@@ -151,6 +153,28 @@ def _choose_between(above: Step | None, below: Step | None, target: float, v: Ar
     return above if _hash_of_values([(None, v)]) % 1000 < 1000 * share else below
 
 
+class _Scratch(threading.local):
+    """A thread's memory for searches on a CPU.
+
+    It is kept, since the first write to each page of new memory takes longer than an encode.
+    """
+
+    def __init__(self) -> None:
+        self._copy, self._room = np.empty(0, np.float32), np.empty(0, np.uint8)
+
+    def like(self, v: Array) -> tuple[Array, Array]:
+        """Return memory for a copy of `v`, and for any message of its values."""
+        room = message_room(v.size)
+        if array_module(v) is not np or v.size > MOST_KEPT:
+            return empty_like(v, v.size), empty_like(v, room, np.uint8)
+        if self._copy.size < v.size:
+            self._copy, self._room = empty_like(v, v.size), empty_like(v, room, np.uint8)
+        return self._copy[: v.size], self._room[:room]
+
+
+_scratch = _Scratch()
+
+
 class _Search:
     """Searches for a step size, on one vector after another.
 
@@ -159,11 +183,11 @@ class _Search:
     Args:
         largest: the largest magnitude of a value.
         target: bits per value.
-        room: a buffer for a message.
+        copy, room: memory for the values, and for a message.
     """
 
-    def __init__(self, largest: float, target: float, room: Array) -> None:
-        self._largest, self._target, self._room = largest, target, room
+    def __init__(self, largest: float, target: float, copy: Array, room: Array) -> None:
+        self._largest, self._target, self._copy, self._room = largest, target, copy, room
         least, most = math.log2(max(largest / LARGEST, SMALLEST_STEP)), math.log2(largest) + 2
         self._least, self._most = least, max(least, min(most, LARGEST_EXPONENT))
         self._guess = min(max(math.log2(largest) - 2 * target, self._least), self._most)
@@ -210,7 +234,9 @@ class _Search:
 
     def _bits_of(self, v: Array, step: float) -> float:
         """Return the bits per value of a message with this step."""
-        length: int = body(v).encode_entropy(None, v.copy(), self._room, step)
+        copy = self._copy[: v.size]
+        copy[...] = v
+        length: int = body(v).encode_entropy(None, copy, self._room, step)
         return 8 * length / int(v.size)
 
     def _rounded(self, step: float) -> float:

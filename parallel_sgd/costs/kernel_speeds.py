@@ -27,7 +27,7 @@ from .model import KernelSpeeds, StepSearch
 Array = Any  #: a NumPy or CuPy array
 
 VALUES = 1 << 23  #: 32 MiB per vector: larger than caches, so each kernel starts from memory
-FEW_SEARCHED, MANY_SEARCHED = 1 << 12, 1 << 16  #: values of which a step size is found
+FEW_SEARCHED, MANY_SEARCHED = 1 << 12, 127 << 11  #: values, all of which a step is found from
 IN_CACHE = 64  #: blocks added by an owner at a time
 REPEATS = 5  #: the fastest counts, since disturbances only slow a kernel down
 
@@ -76,12 +76,12 @@ def measure_kernel_speeds(
 
 def _step_search(codec: EntropyCoded, vector: Array, residual: Array) -> StepSearch:
     """Return the time in which a step size is found, from a short and a long vector."""
-    pairs = [(vector[:size], residual[:size]) for size in (FEW_SEARCHED, MANY_SEARCHED)]
+    few, many = FEW_SEARCHED, min(MANY_SEARCHED, vector.size)
+    pairs = [(vector[:size], residual[:size]) for size in (few, many)]
     residual.fill(0)
     few_s, many_s = (_least_s(partial(Allowance, codec, [pair]), vector) for pair in pairs)
-    of_few, of_many = sampled_values(FEW_SEARCHED), sampled_values(MANY_SEARCHED)
-    value_s = max(0.0, many_s - few_s) / (of_many - of_few)
-    return StepSearch(max(0.0, few_s - of_few * value_s), value_s)
+    value_s = max(0.0, many_s - few_s) / (sampled_values(many) - sampled_values(few))
+    return StepSearch(max(0.0, few_s - sampled_values(few) * value_s), value_s)
 
 
 def _codec_speeds(
