@@ -124,6 +124,7 @@ OF_OTHER_SIZES = ("32", "1", "long averaging", "long BMUF", "long DiLoCo", "long
 OF_LONG_BLOCKS = (
     Cell("transformer", FRONTIER, 4, "AdamW", 0.006),
     Cell("bytes-256", FRONTIER, 4, "Adam", 0.012),
+    Cell("bytes-256-long", FRONTIER, 4, "Adam", 0.006),
     Cell("bytes-256", OF_OTHER_SIZES, 8, "Adam", 0.024),
     Cell("bytes-256", OF_OTHER_SIZES, 2, "Adam", 0.006),
     Cell("transformer-5M", FRONTIER, 4, "AdamW", 0.003),

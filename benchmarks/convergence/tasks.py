@@ -109,6 +109,7 @@ TASKS = {
     ),
     "bytes": BYTES,
     "bytes-256": _wider(256, 512, tuning_seeds=2),
+    "bytes-256-long": _wider(256, 2048, tuning_seeds=1),
     "bytes-1024": _wider(1024, 512, tuning_seeds=1),
     "bytes-1024-long": _wider(1024, 2000, tuning_seeds=1),
     "transformer": TRANSFORMER,
