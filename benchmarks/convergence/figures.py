@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from parallel_sgd import SparseLoCo
 from parallel_sgd.command_line.units import rate_text
 
 from ..panels import Axes, panels
 from ..statistics import bootstrap_interval, compare
 from .cells import Cell
-from .contenders import CONTENDERS
+from .contenders import CONTENDERS, LONG_BLOCK, LONG_BLOCKS
 from .seconds import seconds_of
 from .study import Figures, Groups, Result, find
 from .task import Task
@@ -146,28 +147,65 @@ def frontier(groups: Groups, path: Path, *, rate: float = 0) -> None:
     Args:
         rate: of links, in bits a second: against the seconds on these links instead.
     """
-    title = "How far behind: tuned rates, mean and 95 % interval of {} seeds"
+    title = "Nearer to the lower left corner is better: tuned rates, mean of {} seeds"
     with _panels(groups, path, title) as grid:
         for task, (whole, *others), axes in grid:
+            points = []
             for result in (whole, *others):
                 less = compare(result.final, whole.final, task.margin)
                 low, high = less.interval_95
-                color, marker = CONTENDERS[result.line.contender].style
-                x = seconds_of(result.run, rate) if rate else result.mb_of_rank
-                y = less.mean
+                kind, color = _kind(result.line.contender)
+                x, y = seconds_of(result.run, rate) if rate else result.mb_of_rank, less.mean
                 bar = None if result is whole else [[y - low], [high - y]]
-                axes.errorbar(x, y, yerr=bar, color=color, marker=marker, linestyle="none")
-                how = {"textcoords": "offset points", "size": 7, "color": color}
-                axes.annotate(result.title, (x, y), (6, 3), **how)
+                axes.errorbar(x, y, yerr=bar, color=color, marker="o", linestyle="none", label=kind)
+                points.append((x, y, result.title, color))
             axes.axhspan(-task.margin, task.margin, color="black", alpha=0.08)
             axes.set_xscale("log")
-            axes.margins(x=0.25)
-            axes.set_yscale("symlog", linthresh=2 * task.margin)
-            where = (
+            _name_points(axes, points)
+            axes.set_xlabel(
                 f"seconds of the run on links of {rate_text(rate)}" if rate else "MB sent by a rank"
             )
-            axes.set_xlabel(where)
             axes.set_ylabel("test loss less that of 32 bits, nats")
+
+
+def _kind(contender: str) -> tuple[str, str]:
+    """Return what a contender sends, for the legend, and its color."""
+    if contender not in LONG_BLOCKS:
+        return "a gradient in every step", "#4878a8"
+    if LONG_BLOCKS[contender].make is SparseLoCo:
+        return f"some values after {LONG_BLOCK} steps", "#cc4444"
+    return f"all values after {LONG_BLOCK} steps", "#2a8a4a"
+
+
+def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the name of each point beside it, or above names that are in the way.
+
+    Args:
+        points: x, on a logarithmic axis, y, name and color.
+    """
+    places = np.array([(np.log10(x), y) for x, y, *_ in points])
+    low, high = places.min(axis=0), places.max(axis=0)
+    low, high = low - 0.1 * (high - low), high + (high - low) * [0.8, 0.15]
+    axes.set_xlim(*10.0 ** np.array([low[0], high[0]]))
+    axes.set_ylim(low[1], high[1])
+    height = 0.04  # of a name, in parts of the panel
+    taken: list[tuple[float, float, float]] = []  # left, right and bottom of names
+    for i in np.argsort(places[:, 1]):
+        _, _, name, color = points[i]
+        left, at = (places[i] - low) / (high - low) + [0.02, -0.01]
+        right = left + 0.0145 * len(name)
+        while any(left < b and a < right and abs(y - at) < height for a, b, y in taken):
+            at += height / 8
+        taken.append((left, right, at))
+        axes.annotate(
+            name,
+            points[i][:2],
+            (left, at),
+            textcoords="axes fraction",
+            size=7,
+            color=color,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.4, "relpos": (0, 0.5)},
+        )
 
 
 #: By the name of the study.
