@@ -74,10 +74,10 @@ def panels(
         pyplot.close(figure)
 
 
-def plain_log(axis: Any) -> None:
-    """Give a logarithmic axis at most 12 ticks, which are plain numbers."""
+def plain_log(axis: Any, subs: Sequence[int] = (1, 2, 5)) -> None:
+    """Give a logarithmic axis ticks, which are plain numbers, at these parts of each decade."""
     from matplotlib import ticker
 
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(ticker.NullFormatter())

@@ -229,7 +229,7 @@ LONG_BLOCKS = {
         "DiLoCo, 4 bits", "#8c6d4f", "s", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)
     ),
     "long Streaming": _long(
-        "DiLoCo in 4 fragments, overlapped",
+        "DiLoCo in 4 fragments",
         *("#8c6d4f", "v", DiLoCo),
         # The exchange of a fragment runs beside 4 steps of 4 ranks with minibatches of 8.
         (("fragments", 4), ("overlap_samples", 128), ("merge_weight", 0.5)),

@@ -13,7 +13,7 @@ import numpy as np
 from parallel_sgd import SparseLoCo
 from parallel_sgd.command_line.units import rate_text
 
-from ..panels import Axes, panels
+from ..panels import Axes, panels, plain_log
 from ..statistics import bootstrap_interval, compare
 from .cells import Cell
 from .contenders import CONTENDERS, LONG_BLOCK, LONG_BLOCKS
@@ -23,6 +23,7 @@ from .task import Task
 from .tasks import TASKS
 
 SAMPLES = "thousands of samples, of all ranks"
+LETTER, HEIGHT, GAP = 0.0145, 0.04, 0.02  #: of a point's name, in parts of the panel
 TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
 
 
@@ -144,6 +145,8 @@ def distance(groups: Groups, path: Path) -> None:
 def frontier(groups: Groups, path: Path, *, rate: float = 0) -> None:
     """Draw the distance from 32 bits at the end against the bytes sent, a named point each.
 
+    A line joins the best points: no other is as near to 32 bits with as few bytes.
+
     Args:
         rate: of links, in bits a second: against the seconds on these links instead.
     """
@@ -160,12 +163,25 @@ def frontier(groups: Groups, path: Path, *, rate: float = 0) -> None:
                 axes.errorbar(x, y, yerr=bar, color=color, marker="o", linestyle="none", label=kind)
                 points.append((x, y, result.title, color))
             axes.axhspan(-task.margin, task.margin, color="black", alpha=0.08)
+            best = _undominated([(x, y) for x, y, *_ in points])
+            axes.plot(*zip(*best, strict=True), color="0.8", lw=1, zorder=0)
             axes.set_xscale("log")
             _name_points(axes, points)
+            decades = np.ptp(np.log10(axes.get_xlim()))
+            plain_log(axes.xaxis, (1, 2, 5) if decades < 3 else (1,))
             axes.set_xlabel(
                 f"seconds of the run on links of {rate_text(rate)}" if rate else "MB sent by a rank"
             )
             axes.set_ylabel("test loss less that of 32 bits, nats")
+
+
+def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points without another one to the left and below, from the left."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if not best or y < best[-1][1]:
+            best.append((x, y))
+    return best
 
 
 def _kind(contender: str) -> tuple[str, str]:
@@ -183,19 +199,23 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) ->
     Args:
         points: x, on a logarithmic axis, y, name and color.
     """
+    from matplotlib.patheffects import withStroke
+
     places = np.array([(np.log10(x), y) for x, y, *_ in points])
+    widths = np.array([LETTER * len(name) for _, _, name, _ in points])
     low, high = places.min(axis=0), places.max(axis=0)
-    low, high = low - 0.1 * (high - low), high + (high - low) * [0.8, 0.15]
-    axes.set_xlim(*10.0 ** np.array([low[0], high[0]]))
-    axes.set_ylim(low[1], high[1])
-    height = 0.04  # of a name, in parts of the panel
+    low = low - 0.1 * (high - low)
+    wide = ((places - low)[:, 0] / (1 - GAP - widths)).max()  # so that every name ends inside
+    span = np.array([wide, 1.15 * (high - low)[1]])
+    axes.set_xlim(*10.0 ** np.array([low[0], low[0] + wide]))
+    axes.set_ylim(low[1], low[1] + span[1])
     taken: list[tuple[float, float, float]] = []  # left, right and bottom of names
     for i in np.argsort(places[:, 1]):
         _, _, name, color = points[i]
-        left, at = (places[i] - low) / (high - low) + [0.02, -0.01]
-        right = left + 0.0145 * len(name)
-        while any(left < b and a < right and abs(y - at) < height for a, b, y in taken):
-            at += height / 8
+        left, at = (places[i] - low) / span + [GAP, GAP / 2]
+        right = left + widths[i]
+        while any(left < b and a < right and abs(y - at) < HEIGHT for a, b, y in taken):
+            at += HEIGHT / 8
         taken.append((left, right, at))
         axes.annotate(
             name,
@@ -205,6 +225,7 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) ->
             size=7,
             color=color,
             arrowprops={"arrowstyle": "-", "color": color, "lw": 0.4, "relpos": (0, 0.5)},
+            path_effects=[withStroke(linewidth=2, foreground="white")],
         )
 
 
@@ -219,6 +240,7 @@ FIGURES: dict[str, Figures] = {
     "compression": {"distance": distance},
     "long-blocks": {
         "bytes": frontier,
+        "10mbit": partial(frontier, rate=1e7),
         "100mbit": partial(frontier, rate=1e8),
         "1gbit": partial(frontier, rate=1e9),
     },
@@ -236,7 +258,7 @@ def _panels(
     groups: Groups, path: Path, title: str, columns: int = 2
 ) -> Iterator[list[tuple[Task, Sequence[Result], Axes]]]:
     """Open a panel for each cell. {} in the title is the number of seeds."""
-    titles: dict[Cell, str] = {cell: cell.title for cell in groups}
+    titles: dict[Cell, str] = {cell: cell.title.replace(", K =", "\nK =") for cell in groups}
     seeds = len(next(iter(groups.values()))[0].final)
     with panels(titles, path, title.format(seeds), columns=columns) as grid:
         yield [(TASKS[cell.task], groups[cell], axes) for cell, axes in grid.items()]
