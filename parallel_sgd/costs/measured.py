@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from .. import runtime
 from ..communication import Communicator
 from ..communication.messages import PIECE_BYTES
 from .kernel_speeds import Array, measure_kernel_speeds
-from .model import KernelSpeeds, Link, best_bits, exchange_s
+from .model import KernelSpeeds, Link, StepSearch, best_bits, exchange_s
 
 SMALL, LARGEST = 1 << 18, 1 << 25  #: bytes of a message; SMALL exceeds a link's burst capacity
 LONG_ENOUGH_S = 0.05  #: duration of a message for an accurate rate
@@ -37,10 +37,14 @@ class Measured:
     link: Link
     speeds: KernelSpeeds
 
-    def best_bits(self, values: int) -> float:
-        """Return the best bits for a bucket of `values` float32. Local."""
-        local = self.ranks_per_host
-        return best_bits(values, self.ranks, self.link, self.speeds, ranks_per_host=local)
+    def best_bits(self, values: int, searches: float = 1) -> float:
+        """Return the best bits for a bucket of `values` float32. Local.
+
+        Args:
+            searches: see `exchange_s`.
+        """
+        how: dict[str, Any] = {"ranks_per_host": self.ranks_per_host, "searches": searches}
+        return best_bits(values, self.ranks, self.link, self.speeds, **how)
 
     def seconds(self, values: int, bits: float) -> float:
         """Return the predicted seconds of a pipelined exchange of a bucket. Local."""
@@ -61,8 +65,8 @@ class Measured:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON, with rates in bytes and values per second. Infinite rates
-        are None (link) or absent (kernels).
+        """Return a dictionary for JSON, with rates in bytes and values per second, and the seconds
+        of searches for a step size. Infinite rates are None (link) or absent (kernels).
         """
         kernels = {
             name: {str(bits): speed for bits, speed in by_bits.items() if speed < math.inf}
@@ -70,7 +74,7 @@ class Measured:
         }
         rate = self.link.bytes_per_s
         link = {"latency_s": self.link.latency_s, "bytes_per_s": rate if rate < math.inf else None}
-        searches = {str(bits): vars(search) for bits, search in self.speeds.searches.items()}
+        searches = self.speeds.searches_as_dict()
         return {"link": link, "values_per_s": kernels, "step_search_s": searches}
 
 
@@ -94,7 +98,9 @@ def measure(
     """
     link = measure_link(comm, hosts)
     speeds = measure_kernel_speeds(block_size, bits, like)
-    first = KernelSpeeds(**comm.allgather_object(vars(speeds))[0])  # speeds differ by rank
+    fields = comm.allgather_object(asdict(speeds))[0]  # speeds differ by rank
+    searches = {bits: StepSearch(**search) for bits, search in fields.pop("searches").items()}
+    first = KernelSpeeds(**fields, searches=searches)
     local = min(map(len, hosts))
     return Measured(local * len(hosts), local, link, first)
 

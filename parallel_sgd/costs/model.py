@@ -20,26 +20,36 @@ While a piece is on the wire, the core works on the remaining pieces, so the tot
 
     total = startup + max(wire, kernels) + min(ends, wire / P)
 
-With an entropy code a rank also finds two step sizes, one for its own messages and one for the sums
-that it owns. The search takes a fixed time, and a time for each value of a sample:
-
-    kernels += search(n/L) + search(n/ranks)
-
 The last term of the total is the time at the ends, without overlap: `ends` is 1/P of the owners'
 kernels, since all ranks must have sent by then, and 1/(H P) of the remaining kernels. The MPI
 library's collectives do not overlap, and P is the number of buckets. Core time for messages, and
-with TCP for bytes, is not available to kernels. docs/planning.md lists the omitted terms and the
-deviation from measurements.
+with TCP for bytes, is not available to kernels.
+
+With an entropy code a rank also finds two step sizes, one for its own messages and one for the sums
+that it owns. A search takes a fixed time, and a time for each value of a sample. Nothing is sent
+meanwhile:
+
+    total += search(n/L) + search(n/ranks)
+
+docs/planning.md lists the omitted terms and the deviation from measurements.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ..communication.messages import piece_values
-from ..compression import CODE, auto_bits, checked_bits, codec_for, sampled_values
+from ..compression import (
+    CODE,
+    EntropyCoded,
+    auto_bits,
+    checked_bits,
+    codec_for,
+    sampled_values,
+)
 from ..errors import UserError
 from ..validation import integer, number
 
@@ -107,7 +117,7 @@ class KernelSpeeds:
         encode: with error feedback; infinity at 32 bits, since no encoding is needed.
         decode: infinity at 32 bits, likewise.
         decode_add: decoding and adding of received values by an owner; at 32 bits a plain sum.
-        searches: of the entropy codes. In seconds.
+        searches: seconds of the entropy codes' searches for a step size.
     """
 
     encode: Mapping[float, float]
@@ -124,7 +134,7 @@ class KernelSpeeds:
 
     def search_s(self, bits: float, values: float) -> float:
         """Return the seconds to find the step size for a vector, 0 for a code without. Local."""
-        if not self.searches or codec_for(bits).has_fixed_length:
+        if not self.searches or not isinstance(codec_for(bits), EntropyCoded):
             return 0.0
         return self.searches[_nearest(self.searches, bits)].seconds(values)
 
@@ -132,6 +142,10 @@ class KernelSpeeds:
     def values_per_s(self) -> dict[str, Mapping[float, float]]:
         """The speeds by name."""
         return {"encode": self.encode, "decode": self.decode, "decode_add": self.decode_add}
+
+    def searches_as_dict(self) -> dict[str, dict[str, float]]:
+        """Return the searches by bits, for JSON."""
+        return {str(bits): asdict(search) for bits, search in self.searches.items()}
 
     def times(self, factor: float) -> KernelSpeeds:
         """Return the speeds of kernels that are `factor` times as fast. Local."""
@@ -178,7 +192,7 @@ def exchange_s(
     ranks_per_host: int = 1,
     pipelined: bool = True,
     buckets: int = 1,
-    searches: int = 1,
+    searches: float = 1,
     cores_per_rank: float = 1.0,
 ) -> ExchangeCost:
     """Predict the seconds of a sum over all ranks.
@@ -193,7 +207,8 @@ def exchange_s(
         pipelined: whether wire and kernels overlap by pieces.
         buckets: of the vector, each with its own pieces, or its own collectives.
         searches: parts of the vector with step sizes of their own: all buckets together have one,
-            but those sent during backward have one each.
+            but those sent during backward have one each. A fraction if the vector is a part of
+            those with the same step. Nothing is sent during the first search.
         cores_per_rank: less than 1 for ranks sharing cores: kernels then take longer.
 
     Raises:
@@ -212,7 +227,9 @@ def exchange_s(
     sending_s = sent / local * link.core_s_per_byte * slower
     wire_s = max(link_s, sending_s)
     kernels = _kernels_s(values, bits, hosts, local, speeds, searches)
-    owners_s, rest_s = (s * slower for s in kernels)
+    owners_s, rest_s, search_s = (s * slower for s in kernels)
+    first_s = min(searches, 1) * search_s
+    rest_s += searches * search_s - first_s
     kernels_s = owners_s + rest_s
     pieces, rounds = buckets, 2 * buckets  # rounds: exposed latencies
     if pipelined:
@@ -225,7 +242,8 @@ def exchange_s(
         total_s = busiest_s + min((owners_s + rest_s / hosts) / pieces, link_s / pieces)
     else:
         total_s = wire_s + kernels_s + messages_s
-    return ExchangeCost(wire_s, kernels_s, latencies_s + messages_s, latencies_s + total_s)
+    total_s += first_s + latencies_s
+    return ExchangeCost(wire_s, kernels_s + first_s, latencies_s + messages_s, total_s)
 
 
 def encoded_bytes(values: int, bits: float, block_size: int = 1024, *, code: str = CODE) -> float:
@@ -253,20 +271,22 @@ def best_bits(
     allowed: Collection[float] = (),
     *,
     ranks_per_host: int = 1,
+    searches: float = 1,
 ) -> float:
     """Return the most bits whose exchange takes at most 5 % longer than the fastest.
 
     Args:
         values: float32 values of the vector.
-        ranks, link, speeds, ranks_per_host: see `exchange_s`.
+        ranks, link, speeds, ranks_per_host, searches: see `exchange_s`.
         allowed: the possible bits; default: all bits with known `speeds` that learn like 32 bits
             (`auto_bits`).
 
     On an unlimited link no precision is lost without gain. Local; a pure function, so equal
     arguments give equal choices on all ranks.
     """
+    how: dict[str, Any] = {"ranks_per_host": ranks_per_host, "searches": searches}
     seconds = {
-        bits: exchange_s(values, bits, ranks, link, speeds, ranks_per_host=ranks_per_host).total_s
+        bits: exchange_s(values, bits, ranks, link, speeds, **how).total_s
         for bits in allowed or speeds.encode.keys() & {*auto_bits()}
     }
     return most_bits_within(seconds)
@@ -279,9 +299,10 @@ def most_bits_within(seconds: Mapping[float, float]) -> float:
 
 
 def _kernels_s(
-    values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds, searches: int
-) -> tuple[float, float]:
-    """Return the core seconds of the owners' kernels, and of the rest, for a core per rank."""
+    values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds, searches: float
+) -> tuple[float, float, float]:
+    """Return the core seconds of the owners' kernels, of the rest, and of each pair of searches,
+    for a core per rank."""
     if hosts == 1:  # ranks exchange directly, through shared memory
         hosts, local, copied = local, 1, bytes_sent(values, bits, local) / 4
     else:  # copies to shared memory, then each rank sums a part
@@ -289,6 +310,5 @@ def _kernels_s(
     own, (encode, decode, decode_add) = values / local, speeds.at(bits)
     owners_s = own / decode_add + own / hosts / encode
     rest_s = own / encode + values / decode
-    owners_s += searches * speeds.search_s(bits, own / hosts / searches)
-    rest_s += searches * speeds.search_s(bits, own / searches)
-    return owners_s, rest_s + copied / speeds.decode_add[32]
+    search_s = sum(speeds.search_s(bits, part / searches) for part in (own, own / hosts))
+    return owners_s, rest_s + copied / speeds.decode_add[32], search_s

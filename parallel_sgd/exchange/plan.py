@@ -150,11 +150,13 @@ def choose_bits(
     topology: Topology,
     block_size: int,
     possible: Collection[float],
+    overlap: bool = False,
 ) -> tuple[dict[str, float], Measured | None]:
     """Choose the fastest bits for each bucket from measurements of links and kernels.
 
     Args:
         possible: the bits to choose from.
+        overlap: True if each bucket finds a step size of its own; otherwise all share one.
     Returns:
         Bits by bucket number, and the measurements. The same on all ranks.
 
@@ -164,8 +166,9 @@ def choose_bits(
     if parameters.dtype != np.float32 or comm.size == 1:
         return {str(number): 32 for number in range(len(buckets))}, None
     measured = measure(comm, topology.hosts, block_size, parameters.flat, possible)
+    searches = 1 if overlap else 1 / len(buckets)
     bits = {
-        str(number): measured.best_bits(bucket.values.stop - bucket.values.start)
+        str(number): measured.best_bits(bucket.values.stop - bucket.values.start, searches)
         for number, bucket in enumerate(buckets)
     }
     return bits, measured

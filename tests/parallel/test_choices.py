@@ -27,7 +27,7 @@ from parallel_sgd import (
 )
 from parallel_sgd.command_line import print_choices, read
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
-from parallel_sgd.costs import KernelSpeeds, Link, measure
+from parallel_sgd.costs import KernelSpeeds, Link, StepSearch, measure
 from parallel_sgd.exchange import (
     ExchangePlan,
     Topology,
@@ -51,7 +51,8 @@ def this_rank() -> int:
 
 def speeds(values_per_s: float = 1e9, bits: Iterable[float] = ()) -> KernelSpeeds:
     by_bits = dict.fromkeys([32, *(bits or registered_bits())], values_per_s)
-    return KernelSpeeds({**by_bits, 32: math.inf}, {**by_bits, 32: math.inf}, by_bits)
+    searches = {bits: StepSearch(1e-6, 0.0) for bits in by_bits}
+    return KernelSpeeds({**by_bits, 32: math.inf}, {**by_bits, 32: math.inf}, by_bits, searches)
 
 
 def measure_speeds(block_size, bits, like) -> KernelSpeeds:

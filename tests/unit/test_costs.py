@@ -78,19 +78,25 @@ def test_bits_that_were_not_measured_take_the_kernels_of_the_nearest():
 
 
 def test_each_rank_finds_a_step_size_for_its_messages_and_one_for_its_sums():
-    """From samples of 65,536 to 262,144 values; other codes have no step to find."""
+    """From samples of 131,072 and 524,288 values; other codes have no step to find. Nothing is sent
+    during the first search."""
     search = StepSearch(1e-3, 1e-7)
     speeds = replace(FREE, searches={1: search, 0.25: StepSearch(5.0, 0.0)})
     whole, stripe = 1 << 24, 1 << 22
     both_s = search.seconds(whole) + search.seconds(stripe)
     assert both_s == pytest.approx(2e-3 + 1e-7 * (sampled_values(whole) + sampled_values(stripe)))
-    assert (1 << 16) <= sampled_values(stripe) < sampled_values(whole) <= (1 << 19)
+    assert (sampled_values(stripe), sampled_values(whole)) == (1 << 17, 1 << 19)
     assert exchange_s(whole, 1, 4, FAST, speeds).kernels_s == pytest.approx(both_s)
     assert exchange_s(whole, 1, 4, FAST, speeds.times(2)).kernels_s == pytest.approx(both_s / 2)
     assert exchange_s(whole, 4, 4, FAST, speeds).kernels_s == 0
     of_buckets = exchange_s(whole, 1, 4, FAST, speeds, buckets=4, searches=4).kernels_s
     parts_s = search.seconds(whole // 4) + search.seconds(stripe // 4)
     assert of_buckets == pytest.approx(4 * parts_s)
+    of_part = exchange_s(whole // 4, 1, 4, FAST, speeds, searches=1 / 4).kernels_s
+    assert of_part == pytest.approx(both_s / 4)
+    for bits, waits_s in ((1, both_s), (4, 0)):
+        slow_s = (exchange_s(whole, bits, 4, SLOW, s).total_s for s in (speeds, FREE))
+        assert next(slow_s) - next(slow_s) == pytest.approx(waits_s)
 
 
 def test_latencies_are_shared_and_messages_are_not():
