@@ -84,6 +84,8 @@ bench: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,kernels,kernels)
 	NUMBA_CPU_NAME=znver3 NUMBA_CPU_FEATURES= $(call BENCH,kernels,kernels-avx2)
+	$(call BENCH,kernels --only "of 4096" "0.25 bit",kernels-top-k)
+	NUMBA_CPU_NAME=znver3 NUMBA_CPU_FEATURES= $(call BENCH,kernels --only "of 4096" "0.25 bit",kernels-top-k-avx2)
 	$(call BENCH,entropy-code,entropy-code)
 	$(call BENCH,exchange -n 2,exchange-2)
 	$(call BENCH,exchange -n 4,exchange-4)
@@ -182,8 +184,9 @@ convergence-compression: .venv/mpich/installed
 convergence-long-blocks: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --study long-blocks --task transformer bytes-256 bytes-256-long --seeds 3 \
-		--figure benchmarks/results/convergence-long-blocks.png \
 		--runs benchmarks/results/convergence-long-blocks-runs.json,convergence-long-blocks)
+	OMP_NUM_THREADS=1 $(call DRAW,convergence --study long-blocks --task transformer bytes-256-long \
+		--ranks 4 --seeds 3,convergence-long-blocks-runs,convergence-long-blocks)
 
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results

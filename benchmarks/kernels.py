@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     values = "values in the vector (default: 2**24)"
     parser.add_argument("--values", type=positive, default=1 << 24, help=values)
     parser.add_argument("--rounds", type=positive, default=15, help="of all kernels (default: 15)")
+    only = "kernels with one of these words in their names (default: all)"
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help=only)
 
 
 def main(options: argparse.Namespace) -> Report:
@@ -66,6 +68,7 @@ def main(options: argparse.Namespace) -> Report:
     x, gradient = memory.zeros(n, np.float32), normal(n)
     cases = [*quantized(gradient, x), *entropy(gradient, x), *largest(gradient, x)]
     cases += steps(gradient, x)
+    cases = [case for case in cases if any(word in case.name for word in options.only)]
     for case in cases:
         case.call()  # compiles
     axpy: list[list[float]] = [[] for _ in cases]

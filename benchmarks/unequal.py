@@ -64,7 +64,9 @@ def main(options: argparse.Namespace) -> Report:
             text = "the sum of their speeds"
             report.compare(f"{name}, {shares} shares", value, "samples/s", text, limit, ".0f")
     for name, value in measured["longest_step_s"].items():
-        report.compare(f"longest step beside a rank that hangs, {name}", value, "s", "it", HANG_S)
+        report.compare(
+            f"longest step beside a rank that hangs, {name}", value, "s", "the hang", HANG_S
+        )
     return report
 
 

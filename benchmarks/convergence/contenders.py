@@ -205,12 +205,10 @@ BEGINNINGS = {
 """More bits in the beginning, while gradients change most."""
 
 
-def _long(
-    title: str, color: str, marker: str, make: Any, options: Options = (), *tuned: Options
-) -> Contender:
+def _long(title: str, make: Any, options: Options = (), *tuned: Options) -> Contender:
     """Return blocks of `LONG_BLOCK` minibatches with a kept inner state, and options to tune."""
     options = (("sync_steps", LONG_BLOCK), ("transport", "collective"), *options)
-    return Contender(title, (color, marker), make, options, tuned=((), *tuned))
+    return Contender(title, ("#2a8a4a", "o"), make, options, tuned=((), *tuned))
 
 
 def _outer_rate(*rates: float) -> tuple[Options, ...]:
@@ -218,33 +216,31 @@ def _outer_rate(*rates: float) -> tuple[Options, ...]:
 
 
 LONG_BLOCKS = {
-    "long averaging": _long("model averaging", "#e08214", "o", ModelAveragingSGD),
+    "long averaging": _long("model averaging", ModelAveragingSGD),
     "long BMUF": _long(
-        *("block momentum", "#2a8a4a", "D", BlockMomentumSGD, (("reset_sgd_momentum", False),)),
+        "block momentum",
+        BlockMomentumSGD,
+        (("reset_sgd_momentum", False),),
         (("block_momentum", 0.5),),
     ),
-    "long SlowMo": _long("SlowMo", "#8e5ea2", "D", SlowMo, (), (("slow_momentum", 0.7),)),
-    "long DiLoCo": _long("DiLoCo", "#8c6d4f", "D", DiLoCo, (), *_outer_rate(0.4)),
-    "long DiLoCo 4": _long(
-        "DiLoCo, 4 bits", "#8c6d4f", "s", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)
-    ),
+    "long SlowMo": _long("SlowMo", SlowMo, (), (("slow_momentum", 0.7),)),
+    "long DiLoCo": _long("DiLoCo", DiLoCo, (), *_outer_rate(0.4)),
+    "long DiLoCo 4": _long("DiLoCo, 4 bits", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)),
     "long Streaming": _long(
         "DiLoCo in 4 fragments",
-        *("#8c6d4f", "v", DiLoCo),
+        DiLoCo,
         # The exchange of a fragment runs beside 4 steps of 4 ranks with minibatches of 8.
         (("fragments", 4), ("overlap_samples", 128), ("merge_weight", 0.5)),
         *_outer_rate(0.4),
     ),
-    "long SparseLoCo": _long(
-        "SparseLoCo, a quarter of a bit", "#cc4444", "D", SparseLoCo, (), *_outer_rate(0.7)
-    ),
+    "long SparseLoCo": _long("SparseLoCo, a quarter of a bit", SparseLoCo, (), *_outer_rate(0.7)),
     "long top-k": _long(
         "SparseLoCo, top 64 of 4096",
-        *("#cc4444", "v", SparseLoCo),
+        SparseLoCo,
         (("gradient_bits", 0.22), ("code", "top-k"), ("block_size", 4096)),
         *_outer_rate(0.7),
     ),
-    "long DES-LOC": _long("DES-LOC", "#e08214", "v", DESLOC),
+    "long DES-LOC": _long("DES-LOC", DESLOC),
 }
 """Today's local updates. SparseLoCo has a quarter of a bit in an entropy code by default."""
 

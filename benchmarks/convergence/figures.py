@@ -203,12 +203,12 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]]) ->
 
     places = np.array([(np.log10(x), y) for x, y, *_ in points])
     widths = np.array([LETTER * len(name) for _, _, name, _ in points])
-    low, high = places.min(axis=0), places.max(axis=0)
-    low = low - 0.1 * (high - low)
-    wide = ((places - low)[:, 0] / (1 - GAP - widths)).max()  # so that every name ends inside
-    span = np.array([wide, 1.15 * (high - low)[1]])
-    axes.set_xlim(*10.0 ** np.array([low[0], low[0] + wide]))
-    axes.set_ylim(low[1], low[1] + span[1])
+    left = places[:, 0].min() - 0.1 * max(np.ptp(places[:, 0]), 1)
+    wide = ((places[:, 0] - left) / (1 - GAP - widths)).max()  # so that every name ends inside
+    bottom, top = axes.get_ylim()  # with the bars
+    low, span = np.array([left, bottom]), np.array([wide, 1.05 * (top - bottom)])
+    axes.set_xlim(*10.0 ** np.array([left, left + wide]))
+    axes.set_ylim(bottom, bottom + span[1])
     taken: list[tuple[float, float, float]] = []  # left, right and bottom of names
     for i in np.argsort(places[:, 1]):
         _, _, name, color = points[i]

@@ -2,8 +2,8 @@
 
 Hosts are network namespaces with limited links, a rank on each, which plays both sides in turn:
 with the same models, initial values and minibatches, one thread a rank, SGD with momentum. Every
-contender is checked to learn, and to leave the same model on all ranks. Goals at 1 Gbit/s: 4 times
-as fast as plain DDP and twice as fast as its best hook; never slower than DDP.
+contender is checked to learn, and to leave the same model on all ranks, but for fragments. Goals at
+1 Gbit/s: 4 times as fast as plain DDP and twice as fast as its best hook; never slower than DDP.
 
 "No exchange" trains each rank alone: what the others come close to where communication is free.
 Block momentum, SparseLoCo and post-local SGD synchronize every 16 minibatches, so a step is one of

@@ -21,7 +21,7 @@ class Contender:
         options: of the hook.
         period: minibatches after which ranks have exchanged the whole model again; 0: never. Ranks
             without communication are the limit for all more contenders.
-        meets: whether all ranks then have the same model; ranks with fragments have one in the end.
+        meets: whether all ranks then have the same model. Ranks with fragments have one in the end.
         learns_as: a contender with the same model after every step, to rounding; None: unknown.
         modules: whether for PyTorch's modules alone.
         in_buckets: whether DDP's gradients lie in its buckets, and not beside the buckets.
@@ -74,14 +74,14 @@ CONTENDERS = {
     "compress, 32 bit": Contender(hook="compress", learns_as="32 bit", modules=True),
     "compress, 4 bit": Contender(hook="compress", options={"gradient_bits": 4}, modules=True),
     "compress, 1 bit": Contender(hook="compress", options={"gradient_bits": 1}, modules=True),
-    "no exchange": Contender(DataParallelSGD(), period=0),
+    "no exchange": Contender(DataParallelSGD(), period=0, meets=False),
     "DDP": Contender(learns_as="32 bit"),
     "DDP, its defaults": Contender(learns_as="32 bit", modules=True, in_buckets=False),
     "DDP, fp16": Contender(hook="fp16"),
     "DDP, PowerSGD rank 1": Contender(hook="power", options={"rank": 1}),
     "DDP, PowerSGD rank 4": Contender(hook="power", options={"rank": 4}),
     "DDP, post-local SGD": Contender(hook="post-local", period=PERIOD),
-    "PyTorch, no exchange": Contender(hook="alone", period=0),
+    "PyTorch, no exchange": Contender(hook="alone", period=0, meets=False),
 }
 
 PLAIN = "DDP"

@@ -74,7 +74,7 @@ def _once(ranks: Ranks, model: str, name: str) -> tuple[float, float]:
         seconds, (*_, last) = turn.steps(count)
         if not last < first:
             raise UserError(f"{name} does not learn: loss {first:.4f}, then {last:.4f}")
-        if CONTENDERS[name].period and CONTENDERS[name].meets and not turn.same_model():
+        if CONTENDERS[name].meets and not turn.same_model():
             raise UserError(f"{name}: all ranks must have the same model after {count} steps")
     return seconds / count, first
 

@@ -266,6 +266,9 @@ def test_machines_that_differ_in_speed(monkeypatch):
     for of_shares in measured["samples_per_s"].values():
         assert list(of_shares) == ["equal", "measured"] and min(of_shares.values()) > 0
         of_shares["equal"] = 500
+    assert list(measured["longest_step_s"]) == [
+        f"{quorum} of 3 ranks in an outer step" for quorum in ("all", 2)
+    ]
     monkeypatch.undo()
     monkeypatch.setattr(unequal, "on_hosts", lambda *asked: measured)
     rows = {row.name: row.ratio for row in unequal.main(options_of("unequal")).rows}

@@ -68,7 +68,7 @@ def test_our_contenders_learn_and_end_with_one_model(name):
     (seconds, losses, same), others = simulate(2, rank)
     assert others == (seconds, losses, same)
     assert seconds > 0 and losses[-1] < losses[0]
-    assert same == (CONTENDERS[name].period > 0 and CONTENDERS[name].meets)
+    assert same == CONTENDERS[name].meets
 
 
 @pytest.mark.usefixtures("small")
