@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -84,3 +86,19 @@ def test_a_sample_of_all_has_the_end_of_a_long_vector():
     v[-1] = 1
     assert not sample_of_sums([(None, v)]).any()
     assert sample_of_sums([(None, v)], of_all=True)[-1] == 1
+
+
+def test_a_step_does_not_depend_on_earlier_searches(monkeypatch):
+    """Also in another thread at the same time, and with more values than memory is kept for."""
+    alone = {}
+    for name, v in VECTORS.items():
+        monkeypatch.setattr(step_search, "_scratch", step_search._Scratch())
+        alone[name] = find_step(v, 1, v.size)
+
+    def again(_: int) -> list[bool]:
+        return [find_step(v, 1, v.size) == alone[name] for name, v in VECTORS.items() for _ in "ab"]
+
+    for kept in (step_search.MOST_KEPT, 2000):
+        monkeypatch.setattr(step_search, "MOST_KEPT", kept)
+        with ThreadPoolExecutor(2) as pool:
+            assert all(all(equal) for equal in pool.map(again, range(4)))
