@@ -101,4 +101,4 @@ def test_a_step_does_not_depend_on_earlier_searches(monkeypatch):
     for kept in (step_search.MOST_KEPT, 2000):
         monkeypatch.setattr(step_search, "MOST_KEPT", kept)
         with ThreadPoolExecutor(2) as pool:
-            assert all(all(equal) for equal in pool.map(again, range(4)))
+            assert all(all(equal) for equal in pool.map(again, range(20)))
