@@ -127,7 +127,7 @@ OF_LONG_BLOCKS = (
     Cell("bytes-256-long", FRONTIER, 4, "Adam", 0.006),
     Cell("bytes-256", OF_OTHER_SIZES, 8, "Adam", 0.024),
     Cell("bytes-256", OF_OTHER_SIZES, 2, "Adam", 0.006),
-    Cell("transformer-5M", FRONTIER, 4, "AdamW", 0.003),
+    Cell("transformer-5M", FRONTIER, 4, "AdamW", 0.0015),
 )
 
 STUDIES = {
