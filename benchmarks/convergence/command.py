@@ -32,6 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line.units import bits_per_s
 
 from ..report import Report, positive
 from ..study import Runs
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=positive, default=cores, metavar="N", help=jobs)
     runs = "every run's losses, as JSON: written, and what is there already is not run again"
     add("--runs", metavar="FILE", help=runs)
+    on = "links, such as 100mbit: a column with the seconds of each run that the planner predicts"
+    add("--seconds-on", type=bits_per_s, nargs="+", default=[], metavar="RATE", help=on)
     minutes = (
         "begin no run that will not have ended by then, and report the lines that are complete; "
         "--runs lets the next call go on from there"
@@ -87,7 +90,7 @@ def main(options: argparse.Namespace) -> Report:
     ) as runs:
         tuner = Tuner(runs, options.seeds, options.tuning_seeds)
         groups = results_of(cells, tuner, options.ranks)
-    return Study(groups, options.seeds, FIGURES[options.study])
+    return Study(groups, options.seeds, FIGURES[options.study], options.seconds_on)
 
 
 read = main

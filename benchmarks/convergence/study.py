@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallel_sgd.command_line.units import rate_text
+
 from ..report import Report, machine, table
 from ..statistics import Comparison, compare
 from ..study import Runs
 from .cells import Cell, Line
 from .contenders import CONTENDERS, Options
 from .optimizers import OPTIMIZERS
+from .seconds import seconds_of
 from .task import Task
 from .tasks import TASKS
 from .training import FIRST_TUNING_SEED, Outcome, Run
@@ -141,9 +144,12 @@ class Study(Report):
         groups: the results, those of the cell's first line first.
         seeds: how many.
         figures: by the endings of the files' names.
+        rates: of links, in bits a second, on which seconds are predicted.
     """
 
-    def __init__(self, groups: Groups, seeds: int, figures: Figures) -> None:
+    def __init__(
+        self, groups: Groups, seeds: int, figures: Figures, rates: Sequence[float] = ()
+    ) -> None:
         super().__init__(f"Test loss in nats, {seeds} seeds")
         self.groups, self.figures = groups, figures
         self.tables = {}
@@ -151,7 +157,9 @@ class Study(Report):
             task = TASKS[cell.task]
             minibatch = f"a rank's minibatch {task.minibatch}"
             title = f"{cell.title}: {minibatch}, margin ±{task.margin:g}"
-            self.tables[title] = [_row(task, result, results) for result in results]
+            self.tables[title] = [
+                _row(task, result, results) | _seconds(result.run, rates) for result in results
+            ]
 
     def print(self) -> None:
         """Print a table for every cell, without columns that are empty there."""
@@ -208,6 +216,10 @@ def _row(task: Task, result: Result, results: Sequence[Result]) -> dict[str, str
         "beside": str(peer or ""),
         "less it": _said(compare(result.final, peer.final, task.margin)) if peer else "",
     }
+
+
+def _seconds(run: Run, rates: Sequence[float]) -> dict[str, str]:
+    return {f"s on {rate_text(rate)}": f"{seconds_of(run, rate):.1f}" for rate in rates}
 
 
 def _said(less: Comparison) -> str:

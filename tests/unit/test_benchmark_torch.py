@@ -77,8 +77,7 @@ def test_our_learner_learns_and_ends_with_one_model(name):
             return turn.steps(2 * PERIOD)[1], turn.same_model()
 
     (losses, same), _ = simulate(2, rank)
-    chosen = CONTENDERS[name]
-    assert losses[-1] < losses[0] and same == chosen.meets
+    assert losses[-1] < losses[0] and same == CONTENDERS[name].meets
 
 
 @pytest.mark.usefixtures("process_group")

@@ -8,13 +8,14 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from benchmark_players import options_of
 
 from benchmarks import study as running
-from benchmarks.convergence import cells, command
+from benchmarks.convergence import cells, command, figures
 from benchmarks.convergence.cells import OF_ALGORITHMS, OF_COMPRESSION, Cell, Line
 from benchmarks.convergence.contenders import ALGORITHMS, BEGINNINGS, BLOCK
 from benchmarks.convergence.optimizers import OPTIMIZERS
@@ -30,6 +31,8 @@ from parallel_sgd.compression import registered_bits
 VERDICT = r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\) (equivalent|better|worse|undecided)"
 POINTS = TASKS["digits"].points
 DIGITS = OF_ALGORITHMS[0]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LONG_BLOCKS = RESULTS / "convergence-long-blocks-runs.json"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,27 @@ def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     assert [float(row["bits sent"]) for row in rows] == pytest.approx(expected, rel=0.15)
     report.draw(tmp_path / "c.png")
     assert [path.stem for path in tmp_path.glob("c-*.png")] == ["c-distance"]
+
+
+def test_the_study_of_long_blocks_from_its_runs(tmp_path):
+    """Nothing is trained: the runs are those that are kept."""
+    pytest.importorskip("matplotlib")
+    chosen = f"--study long-blocks --task bytes-256-long --seeds 3 --table {LONG_BLOCKS}"
+    report = study(f"{chosen} --seconds-on 10mbit")
+    (rows,) = report.tables.values()
+    assert len(rows) == len(cells.FRONTIER)
+    whole, _, one_bit, *_ = rows
+    assert float(whole["bits sent"]) == pytest.approx(32, rel=0.01)
+    whole_s, one_bit_s = (float(row["s on 10mbit"]) for row in (whole, one_bit))
+    assert whole_s - one_bit_s > 1500 and one_bit_s > 55  # 2,073 and 66 MB at 1.1 MB/s
+    report.draw(tmp_path / "b.png")
+    names = {path.stem for path in tmp_path.glob("b-*.png")}
+    assert names == {"b-bytes", "b-10mbit", "b-100mbit", "b-1gbit"}
+
+
+def test_the_best_points_of_a_figure():
+    points = [(1, 3), (2, 4), (3, 1), (2, 2), (4, 1)]
+    assert figures._undominated(points) == [(1, 3), (2, 2), (3, 1)]
 
 
 def study(line):
