@@ -1,8 +1,8 @@
 """What pages of the documentation show is run: programs on three ranks; of commands the options.
 
-Those of README.md, docs/pytorch.md, docs/data.md and docs/new_algorithm.md have tests of their own
-(test_examples.py, test_torch_examples.py, test_data_page.py), and so have the checkpoints of
-docs/using.md.
+Those of README.md, docs/pytorch.md, docs/data.md, docs/tutorial.md and docs/new_algorithm.md have
+tests of their own (test_examples.py, test_torch_examples.py, test_data_page.py, test_tutorial.py),
+and so have the checkpoints of docs/using.md.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ ELSEWHERE = {
     "docs/new_algorithm.md",
     "docs/pytorch.md",
     "docs/misuse.md",
+    "docs/tutorial.md",
 }
 ELSEWHERE_BLOCKS = {"docs/using.md": 1}
 
