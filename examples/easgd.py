@@ -52,15 +52,22 @@ class EASGD(psgd.Algorithm[EASGDState]):
     synchronizes_every_step = False
 
     alpha: float | None = option(
-        None, Real(most=1), "how far a rank's model moves to the center; beta / K if not given"
+        None,
+        Real(most=1),
+        "how far a rank's model moves to the center; beta / K if not given",
     )
-    beta: float = option(0.9, Real(most=1), "how far the center moves to the mean of the models")
+    beta: float = option(
+        0.9,
+        Real(most=1),
+        "how far the center moves to the mean of the models",
+    )
     period: int = option(10, Whole(1), "minibatches between two such moves")
 
     def init(self, work: Work) -> EASGDState:
         center = work.parameters.like().flat
         center[...] = work.parameters.flat
-        return EASGDState(center=center, exchange=Exchange(work.parameters, work.comm))
+        exchange = Exchange(work.parameters, work.comm)
+        return EASGDState(center=center, exchange=exchange)
 
     def step(self, state: EASGDState, work: Work, minibatch: Minibatch) -> None:
         if state.steps == self.period:
@@ -91,8 +98,8 @@ PROMISES = {
     "algorithm": EASGD(period=2),
     "exceptions": {
         "serial": "on one rank the center follows the model at a distance",
-        "weights": "the center is drawn to all models alike, whatever their samples",
-        "dry_ranks_count_nothing": "the center is drawn to the models of dry ranks, too",
+        "weights": "the center is drawn to all models, whatever their samples",
+        "dry_ranks_count_nothing": "the center is drawn to dry ranks, too",
     },
     "one_rank": lambda ranks: EASGD(period=2, alpha=0.9 / ranks),
 }

@@ -82,8 +82,9 @@ class Gossip(psgd.Algorithm[GossipState]):
 def swap(state: GossipState, x: Any, receiver: int, sender: int) -> None:
     """Send a model to one rank, and receive another rank's into `state.received`."""
     messages, under_way = state.messages, {"send", "receive"}
-    messages.receive(state.received, sender, 0, lambda: under_way.discard("receive"))
-    messages.send(x, receiver, 0, lambda: under_way.discard("send"))
+    end = under_way.discard
+    messages.receive(state.received, sender, 0, lambda: end("receive"))
+    messages.send(x, receiver, 0, lambda: end("send"))
     with messages.watched("another rank's model"):
         backoff = messages.backoff()
         while under_way:
