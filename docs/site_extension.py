@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -128,7 +129,23 @@ def shorter_signature(
         text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
         return re.sub(r"~(?:\w+\.)*(\w+)", r"\1", text) if re.search("<[a-z]", text) else text
 
-    return (plain(signature), plain(returns))
+    return (plain(with_values(signature, obj)), plain(returns))
+
+
+def with_values(signature: str | None, obj: Any) -> str | None:
+    """Put values where a signature names constants, as one would type them: 10 for COMMIT_EVERY."""
+    if signature is None:
+        return None
+    parts = getattr(obj, "__mro__", [obj])
+    names = [vars(sys.modules[each.__module__]) for each in parts if hasattr(each, "__module__")]
+
+    def value(match: re.Match[str]) -> str:
+        found = next((each[match[2]] for each in names if match[2] in each), None)
+        if isinstance(found, int) and not isinstance(found, bool):
+            return f"{match[1]}{found:_}" if found >= 10_000 else f"{match[1]}{found}"
+        return f"{match[1]}{found!r}" if isinstance(found, float | str | tuple) else match[0]
+
+    return re.sub(r"(= ?)([A-Z][A-Z_0-9]+)\b", value, signature)
 
 
 def documented(app: Sphinx) -> dict[str, tuple[str, str]]:

@@ -251,6 +251,17 @@ def test_the_navigation_names_every_page_once(monkeypatch):
     assert "docs/data\n" in begin and "docs/api" not in begin
 
 
+def test_signatures_show_the_values_of_constants(monkeypatch):
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from site_extension import with_values
+
+    shown = with_values("(commit_every: int = COMMIT_EVERY, seed: int = 0)", psgd.Learner)
+    assert shown == "(commit_every: int = 10, seed: int = 0)"
+    shown = with_values("(most_bytes=MOST_BYTES, other=NO_SUCH)", psgd.data.load_parquet)
+    assert shown == "(most_bytes=1_073_741_824, other=NO_SUCH)"
+
+
 def test_nobody_is_told_to_install_what_no_index_has():
     """The project is installed from its checkout; nothing of that name is on an index."""
     sources = [*ROOT.glob("parallel_sgd/**/*.py"), *ROOT.glob("kernels/**/*.py"), *PAGES]
