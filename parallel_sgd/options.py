@@ -109,6 +109,21 @@ class Options:
                 texts.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(filter(None, texts))})"
 
+    def brief(self) -> str:
+        """Return the text of this object with the options that differ from their defaults:
+        ``DataParallelSGD(gradient_bits=1)``. Local."""
+        return f"{type(self).__name__}({', '.join(self._differing(type(self)))})"
+
+    def _differing(self, of: Any) -> Iterator[str]:
+        """Yield the texts of the options that differ from the defaults of a class or an object."""
+        for field in fields(self):
+            default: Any = field.default if of is type(self) else getattr(of, field.name)
+            value = getattr(self, field.name)
+            if "group" in field.metadata and type(value) is type(default):
+                yield from value._differing(default)
+            elif field.compare and value != default:
+                yield f"{field.name}={value.brief() if isinstance(value, Options) else repr(value)}"
+
     def require_at_most_one(self, *names: str) -> None:
         """Check that at most one of some options, with default None, is given.
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "run": ("..launcher.run", "start a Python script on N ranks, by mpiexec or torchrun"),
     "train": (".train", "train a model on data, on one rank or many"),
     "predict": (".predict", "write the predictions of a run's model, as CSV"),
+    "compare": (".compare", "compare runs: losses, speed, bytes, and time to a loss"),
     "simulate": (".simulate", "train on N ranks that are threads of one process, without MPI"),
     "plan": (".plan", "estimate the cost of every algorithm on a cluster, and recommend one"),
     "cluster": (".cluster.command", "run a command on emulated hosts (root)"),

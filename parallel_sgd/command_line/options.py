@@ -14,8 +14,7 @@ from ..validation import shown
 
 
 def add_options(
-    parser: argparse.ArgumentParser,
-    title: str,
+    group: Any,
     kinds: Mapping[str, type],
     chosen: str,
     reserved: Collection[str],
@@ -23,8 +22,7 @@ def add_options(
     """Add the options of a group of classes; only those of the chosen class are shown in the help.
 
     Args:
-        parser: the parser to add a group to.
-        title: the heading of the group.
+        group: of a parser.
         kinds: the classes of options, by the name that the user chooses from.
         chosen: the name of the chosen class. Options not given are absent from the namespace.
         reserved: names not allowed for these options.
@@ -32,7 +30,6 @@ def add_options(
     Raises:
         UserError: an option has a reserved name, or a type without a command-line form.
     """
-    group = parser.add_argument_group(title)
     added: set[str] = set()
     for kind in [chosen, *kinds]:
         for option in all_options(kinds[kind]):

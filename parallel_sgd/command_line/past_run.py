@@ -12,8 +12,9 @@ from ..data.readers.files import npz_member, npz_names
 from ..errors import UserError
 from ..files import content_of
 from ..training.checkpoint.schema import parsed
+from ..training.reports.record import METRICS, OPTIONS
 from ..training.session.initial_model import MODEL
-from ..training.session.run_folder import CONFIG, METRICS, OPTIONS
+from ..training.session.run_folder import CONFIG
 from ..validation import checked_path, integer, one_number, shown
 from .train.arguments import read
 

@@ -26,8 +26,8 @@ from ..errors import UserError
 from ..files import content_of, write_whole
 from ..models import Model, use_gpu
 from ..training.checkpoint.schema import parsed
+from ..training.reports.record import OPTIONS
 from ..training.session.initial_model import MODEL
-from ..training.session.run_folder import OPTIONS
 from ..validation import checked_path, choice, integer, require_use, shown
 from .train.arguments import read
 from .train.data import BUNDLED, TrainingData, read_data, reader_options

@@ -157,6 +157,15 @@ class SyncPerformance(Trace):
         self._start_anew(self._sent)
         return taken
 
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of this rank's computing, exchanges and updates since the last line,
+        or since the last call of `work`. Local."""
+        return {
+            "compute": self._compute_s,
+            "exchange": self._aggregation_s,
+            "update": self._update_s,
+        }
+
     def missed(self) -> str | None:
         """Return a line at the end of training if no step was a synchronization; otherwise None."""
         if self._synchronizations or self._exchanged or not self._steps:

@@ -66,6 +66,7 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"arguments", "step"},
         {"learner"},
         {"checkpoint"},
+        {"reports"},
         {"session"},
     ],
     "data": [

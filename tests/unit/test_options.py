@@ -220,7 +220,7 @@ Typed = make_dataclass("Typed", FIELDS, frozen=True, kw_only=True)
 
 def built(kind, line, reserved=()):
     p = argparse.ArgumentParser()
-    on_command_line.add_options(p, "mine", {"mine": kind}, "mine", reserved)
+    on_command_line.add_options(p.add_argument_group("mine"), {"mine": kind}, "mine", reserved)
     return on_command_line.build("mine", {"mine": kind}, p.parse_args(line.split()))
 
 

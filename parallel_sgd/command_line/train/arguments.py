@@ -16,7 +16,8 @@ from ...optimizers import OPTIMIZERS, Optimizer
 from ...options import all_options, values_of
 from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 from ...training.checkpoint.retention import KEEP
-from ...training.session.run_folder import CONFIG, OPTIONS
+from ...training.reports.record import OPTIONS
+from ...training.session.run_folder import CONFIG
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build
 from .config import arguments_of, config_text, drop_unchosen_defaults
@@ -130,7 +131,9 @@ def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_choices(choices)
     try:
         chosen, _ = choices.parse_known_args(arguments)
-        return parser(chosen.algorithm, chosen.optimizer)
+        flags = {argument.partition("=")[0] for argument in arguments}
+        own_first = not flags.isdisjoint(f"--{name}" for name in CHOICES)
+        return parser(chosen.algorithm, chosen.optimizer, own_first=own_first)
     except argparse.ArgumentError:  # the full parser reports the error
         return parser()
 

@@ -43,8 +43,10 @@ from ...validation import shown
 from ...version import __version__
 from ..options import describe
 from .arguments import ADJUSTMENTS, adjustment_rules, described_as_config, read, run_of
+from .config import COMMAND_LINE_ONLY, RUN_ONLY
 from .data import TrainingData, data_facts, read_data, standardized
 from .model import TrainingModel, kind_of_model, make_model
+from .options import parser
 from .reporting import (
     blocks,
     failures_in_words,
@@ -129,10 +131,10 @@ def train_on(
     if is_reporter and starts_anew:
         print(f"{output} has no checkpoint yet: the run begins anew", flush=True)
     if is_reporter:
-        print(f"{ranks}, {len(data.train)} samples")
+        print(f"{ranks}, {len(data.train):,} samples")
         if data.sources:
             print(data.sources)
-        print(f"{algorithm}\n{optimizer}", flush=True)
+        print(f"{algorithm.brief()}, {optimizer.brief()}", flush=True)
         period = getattr(algorithm, "period", None)
         if isinstance(period, BlockPeriod):
             samples = max(len(data.train) * options.epochs - algorithm.distributed_after, 0)
@@ -162,7 +164,7 @@ def train_on(
         full = steps * 2 * (comm.size - 1) * learner.parameters.flat.nbytes
         finish(folder, parallel, full, ranks, history, serial, plot=not options.no_plot)
         if options.trace:
-            print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
+            print(f"{'trace':24s} {options.trace}, for https://ui.perfetto.dev")
 
 
 def _session(
@@ -229,6 +231,13 @@ def _described(
     """Return the content of options.json."""
     kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values(), *ADJUSTMENTS.values()]
     described_below = {option.name for kind in kinds for option in all_options(kind)}
+    own = {name: value for name, value in vars(options).items() if name not in described_below}
+    default = parser().get_default
+    changed = {
+        name: value
+        for name, value in own.items()
+        if name not in COMMAND_LINE_ONLY | RUN_ONLY and value != default(name)
+    }
     return {
         "parallel_sgd": __version__,
         "ranks": ranks,
@@ -236,8 +245,7 @@ def _described(
         "host": platform.node(),
         **{
             name: value if not hasattr(value, "keys") else {str(k): v for k, v in value.items()}
-            for name, value in vars(options).items()
-            if name not in described_below
+            for name, value in own.items()
         },
         "classes": data.task.classes,
         "outputs": data.task.outputs,
@@ -245,6 +253,8 @@ def _described(
         "task": data.task.name,
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
+        "changed": {name: str(value) for name, value in changed.items()}
+        | {"algorithm": algorithm.brief(), "optimizer": optimizer.brief()},
     }
 
 

@@ -41,16 +41,23 @@ def parser(
     algorithm: str = "data-parallel",
     optimizer: str = "sgd",
     algorithms: Mapping[str, type[Algorithm[Any]]] = ALGORITHMS,
+    *,
+    own_first: bool = False,
 ) -> argparse.ArgumentParser:
     """Return a parser with all options of a training run.
 
     The help shows only the options of this algorithm and this optimizer.
 
+    Args:
+        algorithm, optimizer: names.
+        algorithms: the classes of all algorithms by name.
+        own_first: show the options of the algorithm and the optimizer first in the help.
     Raises:
         UserError: an algorithm has options that cannot be options of the command line.
     """
     p = Parser(
         prog="train.py",
+        usage="parallel-sgd run -n RANKS train.py [CONFIG.toml] [--OPTION VALUE ...]",
         description="Train a model on all ranks started by mpiexec.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,6 +75,9 @@ def parser(
         action="store_true",
         help="print all options with their present values, as a file to begin with",
     )
+    rate = f"(if neither lr is given: {DEFAULT_LR[optimizer]})"
+    titles = ("method", f"--algorithm {algorithm}", f"--optimizer {optimizer} {rate}")
+    groups = [p.add_argument_group(title) for title in titles] if own_first else []
     _add_data(p)
     _add_model(p)
     _add_run(p)
@@ -77,12 +87,12 @@ def parser(
     _add_output(p)
     _add_measuring(p)
     _add_saving(p)
-    add_choices(p.add_argument_group("method"))
+    method, of_algorithm, of_optimizer = groups or map(p.add_argument_group, titles)
+    add_choices(method)
     own = {action.dest for action in p._actions}
     of_optimizers = {option.name for kind in OPTIMIZERS.values() for option in all_options(kind)}
-    add_options(p, f"--algorithm {algorithm}", algorithms, algorithm, own | of_optimizers)
-    rate = f"(if neither lr is given: {DEFAULT_LR[optimizer]})"
-    add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer, own)
+    add_options(of_algorithm, algorithms, algorithm, own | of_optimizers)
+    add_options(of_optimizer, OPTIMIZERS, optimizer, own)
     return p
 
 

@@ -8,6 +8,9 @@ from typing import Any
 from ...algorithms import ALGORITHMS, Algorithm, BlockPeriod, DataParallelASGDState, ExchangeState
 from ...options import values_of
 from ...training import Learner, Progress, RunFolder, TrainingSession
+from ...training.reports.page import KINDS
+from ...training.reports.record import SUMMARY, RunRecord
+from ...training.session.run_folder import REPORT
 from ...training.session.state import loss_curves
 
 
@@ -115,7 +118,7 @@ def finish(
         print(f"bytes between workers and servers {last.bytes_sent:,d}")
     elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
         print(
-            f"bytes sent, all ranks    {last.bytes_sent:13,d}; every gradient in 32 bit: "
+            f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}; with every gradient in 32 bits "
             f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
         )
     if plot:
@@ -124,8 +127,28 @@ def finish(
     summary: dict[str, Any] = {label: row.as_dict() for label, row in rows.items()}
     if not resumed:
         summary["bytes_in_32_bit"] = full
-    folder.write_json("summary.json", summary)
-    print(f"run folder                {folder.path}")
+    folder.write_json(SUMMARY, summary)
+    folder.write_report()
+    if speed := speed_in_words(RunRecord.read(folder.path)):
+        print(f"{'samples per second':24s} {speed}")
+    print(f"{'report':24s} {folder.path / REPORT}")
+
+
+def speed_in_words(run: RunRecord) -> str:
+    """Return the speed of a run, and the parts of its ranks' time: "7,100; compute 61 %, …".
+
+    Empty if nothing was trained.
+    """
+    speed = run.samples_per_second
+    if speed is None:
+        return ""
+    seconds = {
+        name: sum(rank["seconds"].get(kind, 0.0) for rank in run.ranks)
+        for kind, name in KINDS.items()
+    }
+    total = sum(seconds.values())
+    parts = [f"{name} {s / total:.0%}".replace("%", " %") for name, s in seconds.items() if s]
+    return f"{speed:,.0f}; " + ", ".join(parts) if parts else f"{speed:,.0f}"
 
 
 def _described(algorithm: Algorithm[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -41,6 +42,7 @@ class Evaluation:
         self._learner, self._comm, self._minibatches = learner, learner.comm, minibatches
         self._asynchronous = learner.algorithm.asynchronous
         self.collective = not self._asynchronous or session.may_end
+        self.ranks: list[dict[str, Any]] = []
 
     @property
     def has_rows(self) -> bool:
@@ -182,5 +184,9 @@ class Evaluation:
             workers = (details or {}).get("workers", [])
             sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
         else:
-            sent = sum(self._comm.allgather_object(self._learner.bytes_sent))
+            world = self._comm.world_ranks
+            times = {name: round(s, 4) for name, s in self._learner.timer.totals().items()}
+            own = {"rank": world[self._comm.rank], "host": os.uname().nodename, "seconds": times}
+            gathered = self._comm.allgather_object((self._learner.bytes_sent, own))
+            sent, self.ranks = sum(of for of, _ in gathered), [rank for _, rank in gathered]
         return {"bytes_sent": sent, "details": details}

@@ -78,7 +78,7 @@ class TrainingRun:
         self.preemption = preemption
         preemption.begin()
         self.checkpoints: SessionCheckpoints | None = None
-        self.output = RunOutput(session, learner, collective=self.evaluation.collective)
+        self.output = RunOutput(session, learner, self.evaluation)
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the present model
         self._begun = False
@@ -118,7 +118,10 @@ class TrainingRun:
                 self.preemption.leave_if_agreed(self._save_before_leaving)
                 self._end()
                 self.preemption.notify_servers()
-        except (RanksChanged, Preempted):
+        except RanksChanged:
+            raise
+        except Preempted:
+            self.output.leave()
             raise
         except BaseException as error:
             self.output.fail(error)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import runtime
 from ...communication.job_environment import job_name, restarts
 from ...data import Standardization
 from ...data.standardization import STANDARDIZATION
@@ -27,11 +28,13 @@ from ...validation import BOTH, checked_path, choice, mapping, shown
 from ..checkpoint.files import CHECKPOINTS
 from ..checkpoint.folder_lock import LOCK, FolderLock
 from ..checkpoint.schema import parsed
+from ..reports import RunRecord, run_page
+from ..reports.record import METRICS, OPTIONS, STATUS
 
 WHAT = "output"  #: the argument's name in errors
-OPTIONS = "options.json"  #: marks a run's folder; only `CONFIG` is written earlier
-CONFIG = "config.toml"
-METRICS = "metrics.jsonl"
+CONFIG = "config.toml"  #: the only file that is written before `OPTIONS`
+REPORT = "report.html"
+REPORT_PAUSE_S = 10.0  #: least time between two reports of a run under way
 TENSORBOARD = "tensorboard"  #: subfolder of TensorBoard's files
 
 
@@ -75,7 +78,8 @@ class RunFolder:
         self._config, self._tensorboard = config, choice("tensorboard", tensorboard, BOTH)
         self._standardization = standardization
         self._events: Any = None  #: TensorBoard's writer
-        self._writes = False  #: this object has written, and not another rank's
+        self.writes = False  #: this object has written, and not another rank's
+        self._report_at = 0.0  #: the earliest time of the next report, of `runtime.perf_counter`
         self._lock = FolderLock(WHAT, self.path)
 
     def hold(self) -> None:
@@ -164,7 +168,7 @@ class RunFolder:
         self._write(name, lambda path: path.write_text(text))
 
     def _begin_to_write(self) -> None:
-        self._writes = True
+        self.writes = True
         if self._tensorboard:
             writer = require_tensorboard()
             with writing(WHAT, self.path / TENSORBOARD):
@@ -173,7 +177,7 @@ class RunFolder:
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, and its numbers to TensorBoard's file."""
         self._lock.hold()  # the rank that wrote before may have failed
-        if not self._writes:  # it has, perhaps after it has written this row
+        if not self.writes:  # it has, perhaps after it has written this row
             self._begin_to_write()
             if self._last_samples() == metrics["samples"]:
                 return
@@ -185,6 +189,26 @@ class RunFolder:
                 if isinstance(value, int | float) and name != "samples":
                     self._events.add_scalar(name, value, metrics["samples"])
             self._events.flush()
+
+    def write_status(self, status: Mapping[str, Any], *, often: bool = False) -> None:
+        """Write status.json, and the run's report as report.html.
+
+        Args:
+            status: a JSON object, described at `reports.RunRecord`.
+            often: skip both files if they were written a short time ago.
+        """
+        begin = runtime.perf_counter()
+        if often and begin < self._report_at:
+            return
+        self.write_json(STATUS, status)
+        self.write_report()
+        end = runtime.perf_counter()
+        self._report_at = end + max(REPORT_PAUSE_S, 50 * (end - begin))
+
+    def write_report(self) -> None:
+        """Write report.html anew, from the folder's present files."""
+        page = run_page(RunRecord.read(self.path))
+        self._write(REPORT, lambda path: path.write_text(page))
 
     def _last_samples(self) -> int | None:
         """Return the samples of the last row of metrics.jsonl, or None."""

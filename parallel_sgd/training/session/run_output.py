@@ -13,12 +13,12 @@ from ...errors import UserError
 from ...files import append_line, reason
 from ...validation import line_of
 from ..learner import Learner
+from ..reports.record import LOGS
+from .evaluation import Evaluation
 from .options import SessionOptions
 from .progress_bar import ProgressBar, require_tqdm
 from .run_folder import RunFolder, require_no_link
 from .state import Progress, loss_curves
-
-LOGS = "logs"  #: subfolder of a run's folder
 
 
 class RunOutput:
@@ -27,17 +27,17 @@ class RunOutput:
     Args:
         session: the checked options.
         learner: the session's learner.
-        collective: all ranks make each row together. False: the first rank writes rows alone, while
-            the other ranks train.
+        evaluation: makes the rows. If it is not `collective`, the first rank writes rows alone,
+            while the other ranks train.
 
     Attributes:
         trained: whether a step has been taken.
         finished: whether the model is complete.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner, *, collective: bool) -> None:
+    def __init__(self, session: SessionOptions, learner: Learner, evaluation: Evaluation) -> None:
         self._session, self._learner, self._comm = session, learner, learner.comm
-        self._collective = collective
+        self._evaluation, self._collective = evaluation, evaluation.collective
         self._log: RankLog | None = None
         self._bar: ProgressBar | None = None
         self.trained = self.finished = False
@@ -69,6 +69,8 @@ class RunOutput:
 
         self.on_first_rank(create)
         if folder:
+            if not self._learner.algorithm.asynchronous:
+                self._learner.timer.measure_totals(self._learner.group)
             self._log = RankLog(folder.path, self._comm.world_ranks[self._comm.rank])
             self._comm.together(self._log.create)
 
@@ -85,6 +87,7 @@ class RunOutput:
             for row in rows:
                 if folder:
                     folder.append_metrics(row.as_dict())
+                    folder.write_status(self._status("training"), often=True)
                 if report:
                     with self._bar.hidden() if self._bar else nullcontext():
                         run_callback(report, row)
@@ -103,14 +106,18 @@ class RunOutput:
         if folder:
             self.on_first_rank(lambda: self._write(folder, history))
         self.report_rows(history[-1:])
-        self.on_first_rank(self._close_folder)
+        self.on_first_rank(lambda: self._close_folder("complete"))
 
     def fail(self, error: BaseException) -> None:
         """Log the error that ends the run, and close the folder. Local."""
         if self._log:
             self._log.write_error(error)
         with suppress(UserError):  # report the first error only
-            self._close_folder()
+            self._close_folder("failed", f"{type(error).__name__}: {line_of(error)}")
+
+    def leave(self) -> None:
+        """Close the folder of a run that was asked to leave, and has saved all state. Local."""
+        self._close_folder("preempted")
 
     def close(self) -> None:
         """Remove the progress bar. Local."""
@@ -140,9 +147,28 @@ class RunOutput:
         if folder.plot and curves:
             folder.write_loss_curves(curves)
 
-    def _close_folder(self) -> None:
-        if self._session.folder:
-            self._session.folder.close()
+    def _status(self, status: str, error: str | None = None) -> dict[str, Any]:
+        """Return the content of the run's status file."""
+        learner = self._learner
+        optimizer = learner.local_step.optimizer
+        return {
+            "status": status,
+            "error": error,
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "algorithm": learner.algorithm.brief(),
+            "optimizer": getattr(optimizer, "brief", lambda: str(optimizer))(),
+            "parameters": int(learner.parameters.flat.size),
+            "ranks": self._evaluation.ranks,
+        }
+
+    def _close_folder(self, status: str, error: str | None = None) -> None:
+        """Write the status, and release the folder, if this rank writes there."""
+        if folder := self._session.folder:
+            try:
+                if folder.writes:
+                    folder.write_status(self._status(status, error))
+            finally:
+                folder.close()
 
     def _log_line(self, text: str) -> None:
         """Write a line to this rank's log. If that fails, all ranks end."""
