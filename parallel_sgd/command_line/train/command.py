@@ -131,7 +131,7 @@ def train_on(
     if is_reporter and starts_anew:
         print(f"{output} has no checkpoint yet: the run begins anew", flush=True)
     if is_reporter:
-        print(f"{ranks}, {len(data.train):,} samples")
+        print(f"{ranks}, {len(data.train)} samples")
         if data.sources:
             print(data.sources)
         print(f"{algorithm.brief()}, {optimizer.brief()}", flush=True)
