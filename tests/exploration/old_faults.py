@@ -87,7 +87,7 @@ OLD_FAULTS = {
         "session, sync servers",
         RunFolder,
         "append_metrics",
-        "if not self._writes:",
+        "if not self.writes:",
         "if False:",
         seed=462,
     ),
