@@ -19,7 +19,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table of runs, or write a page about them, and return 0. Local.
+    """Print a table of runs, write a page about the runs if asked to, and return 0. Local.
 
     Raises:
         UserError: an argument is wrong, a folder is not that of a run, or the page cannot be
@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
     runs = [RunRecord.read(path_given("run", path)) for path in args.runs]
     for run in runs:
         if not run.rows:
-            raise UserError(f"run={str(run.folder)!r} must have rows of metrics: it ended before")
+            raise UserError(
+                f"run={str(run.folder)!r} must have rows of metrics: it ended before the first one"
+            )
     print(comparison_table(runs))
     if args.html is not None:
         text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -43,13 +44,13 @@ def asked(monkeypatch):
     return ask
 
 
-def session(comm, own, learner, folder, **options):
+def session(comm, own, learner, saved, **options):
     given = {
         "train": data(),
         "minibatch_size": SIZE,
         "epochs": 3,
         "validation": psgd.CrossValidation(data=data(7, 1)),
-        "checkpoints": psgd.CheckpointConfig(folder=folder, resume=True),
+        "checkpoints": psgd.CheckpointConfig(folder=saved, resume=True),
     }
     return psgd.TrainingSession(learner=learner, objective=own, **{**given, **options})
 
@@ -75,6 +76,20 @@ def test_it_goes_on_bit_for_bit(comm, tmp_path, asked, name):
     (flat, rows), (again, same) = ends
     assert np.array_equal(flat, again) and rows == same
     assert not np.array_equal(flat, model(np.float32).parameters.flat)
+
+
+def test_the_run_folder_says_so(comm, tmp_path, asked):
+    folder = comm.allgather_object(tmp_path)[0]
+    own = model(np.float32)
+    with learner_of(comm, own) as learner:
+        asked(learner, SIZE)
+        with pytest.raises(Preempted):
+            session(
+                comm, own, learner, folder / "saved", folder=psgd.RunFolder(folder / "run")
+            ).run()
+    comm.barrier()
+    assert json.loads((folder / "run" / "status.json").read_text())["status"] == "preempted"
+    assert "Can be resumed" in (folder / "run" / "report.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:servers=0")

@@ -101,11 +101,17 @@ def test_a_failed_run_tells_its_error(tmp_path):
         train(tmp_path / "run", callbacks=[fails])
     run = RunRecord.read(tmp_path / "run")
     assert run.status["status"] == "failed"
-    assert len(run.errors) == RANKS
+    assert [line.partition(":")[0] for line in run.errors] == ["rank 0", "rank 1", "rank 2"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Failed, " in page
     assert "&lt;no&gt; luck" in page
     assert "<no>" not in page
+
+
+def test_a_run_that_was_asked_to_leave(runs):
+    status = {**runs[0].status, "status": "preempted"}
+    assert "Can be resumed" in run_page(RunRecord(runs[0].folder, {}, runs[0].rows, status))
+    assert "No status was recorded" in run_page(RunRecord(runs[0].folder, {}, runs[0].rows))
 
 
 def test_times_of_asynchronous_workers_are_shown(tmp_path):
@@ -117,8 +123,10 @@ def test_times_of_asynchronous_workers_are_shown(tmp_path):
 
 
 def test_events_and_skipped_minibatches_are_listed(runs):
-    row = {**runs[0].rows[-1], "event": "rolled back", "details": {"skipped": {"minibatches": 2}}}
+    details = {"skipped": {"minibatches": 2}, "recovery": {"ranks_lost": [1]}}
+    row = {**runs[0].rows[-1], "event": "rolled back", "details": details}
     page = run_page(RunRecord(runs[0].folder, {}, [row]))
+    assert "{&quot;ranks_lost&quot;: [1]}" in page
     assert "<td>480 samples</td><td>rolled back</td>" in page
     assert "{&quot;minibatches&quot;: 2}" in page
 

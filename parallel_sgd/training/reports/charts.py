@@ -39,11 +39,10 @@ def line_chart(
         return ""
     is_log = not linear and min(ys) > 0 and max(ys) > 8 * min(ys)
     scaled = math.log10 if is_log else float
-    x_ticks = _ticks(min(0, *xs) if min(xs) >= 0 else min(xs), max(xs))
+    x_low, x_high = min(0, *xs), max(xs)
+    x_ticks = _ticks(x_low, x_high)
     y_ticks = _log_ticks(min(ys), max(ys)) if is_log else _ticks(min(ys), max(ys))
-    x_low, x_high = min([*xs, x_ticks[0]]), max([*xs, x_ticks[-1]])
-    y_low = scaled(min([*ys, y_ticks[0]] if not is_log else ys))
-    y_high = scaled(max([*ys, y_ticks[-1]] if not is_log else ys))
+    y_low, y_high = scaled(min(ys)), scaled(max(ys))
 
     def place(x: float, y: float) -> tuple[float, float]:
         right = (x - x_low) / ((x_high - x_low) or 1) * (WIDTH - LEFT - RIGHT)
@@ -119,9 +118,14 @@ def bar_chart(bars: Mapping[str, Mapping[str, float]], kinds: Sequence[str], uni
 def number(value: float) -> str:
     """Return a number as a short text: "0.015", "1.2k", "3.4M"."""
     size = abs(value)
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= factor:
-            return f"{value / min(factor, factor if unit != 'k' else 1e3):.4g}{unit}"
+    for least, factor, unit in (
+        (1e12, 1e12, "T"),
+        (1e9, 1e9, "G"),
+        (1e6, 1e6, "M"),
+        (1e4, 1e3, "k"),
+    ):
+        if size >= least:
+            return f"{value / factor:.4g}{unit}"
     return f"{value:.4g}" if size >= 1 or not size else f"{value:.3g}"
 
 

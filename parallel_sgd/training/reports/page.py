@@ -126,7 +126,7 @@ def _status(run: RunRecord) -> str:
         "preempted": f"Asked to leave, with all state saved, {at}. Can be resumed.",
         "failed": f"Failed, {at}: {run.status.get('error')}",
     }
-    return texts.get(str(status), "Without a status: the run was killed before its first row.")
+    return texts.get(str(status), "No status was recorded.")
 
 
 def _tiles(run: RunRecord, last: Mapping[str, Any]) -> Iterable[str]:
@@ -209,7 +209,7 @@ def _on(rank: Mapping[str, Any]) -> str:
 def _incidents(run: RunRecord, last: Mapping[str, Any]) -> Iterable[str]:
     rows: list[Sequence[str]] = [(f"{samples:,} samples", event) for samples, event in run.events]
     details = last.get("details") or {}
-    for name in ("skipped", "failed_ranks", "failed"):
+    for name in ("skipped", "recovery"):
         if details.get(name):
             rows.append((in_words(name), json.dumps(details[name])))
     rows += [line.split(": ", 1) for line in run.errors]

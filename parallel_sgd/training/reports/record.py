@@ -174,7 +174,7 @@ def _errors(logs: Path) -> Iterator[str]:
         text = content_of("run", path)[-LOG_END:].decode(errors="replace")
         for line in text.splitlines():
             if " error: " in line:
-                yield f"{path.stem.replace('rank-', 'rank ').replace(' 0000', ' ')}: {line}"
+                yield f"rank {path.stem.removeprefix('rank-').lstrip('0') or 0}: {line}"
 
 
 def _is_number(value: Any) -> bool:

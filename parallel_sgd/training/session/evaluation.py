@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -186,7 +185,7 @@ class Evaluation:
         else:
             world = self._comm.world_ranks
             times = {name: round(s, 4) for name, s in self._learner.timer.totals().items()}
-            own = {"rank": world[self._comm.rank], "host": os.uname().nodename, "seconds": times}
+            own = {"rank": world[self._comm.rank], "host": self._comm.host, "seconds": times}
             gathered = self._comm.allgather_object((self._learner.bytes_sent, own))
             sent, self.ranks = sum(of for of, _ in gathered), [rank for _, rank in gathered]
         return {"bytes_sent": sent, "details": details}

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...files import append_line, reason
+from ...options import Options
 from ...validation import line_of
 from ..learner import Learner
 from ..reports.record import LOGS
@@ -116,8 +117,12 @@ class RunOutput:
             self._close_folder("failed", f"{type(error).__name__}: {line_of(error)}")
 
     def leave(self) -> None:
-        """Close the folder of a run that was asked to leave, and has saved all state. Local."""
-        self._close_folder("preempted")
+        """Close the folder of a run that was asked to leave, and has saved all state. Local.
+
+        The rank leaves also if its disk refuses the status.
+        """
+        with suppress(UserError):
+            self._close_folder("preempted")
 
     def close(self) -> None:
         """Remove the progress bar. Local."""
@@ -156,7 +161,7 @@ class RunOutput:
             "error": error,
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
             "algorithm": learner.algorithm.brief(),
-            "optimizer": getattr(optimizer, "brief", lambda: str(optimizer))(),
+            "optimizer": optimizer.brief() if isinstance(optimizer, Options) else str(optimizer),
             "parameters": int(learner.parameters.flat.size),
             "ranks": self._evaluation.ranks,
         }
