@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sysconfig
+import traceback
+from pathlib import Path
 
 __all__ = [
     "DivergedError",
@@ -19,6 +22,10 @@ __all__ = [
 SMALLER_RATE = "a smaller learning rate may help"
 """The last words of every error about diverged training."""
 
+MOST_FRAMES = 5  #: shown in a notebook, of the user's own code
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
 
 class UserError(ValueError):
     """A mistake in the user's request, in a single line, printed without a traceback.
@@ -26,6 +33,19 @@ class UserError(ValueError):
     The line names the argument, its value, and the requirement: "lr=nan must be a finite number, at
     least 0". The entry points add the rank, and the place in the user's own code.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines shown by IPython and Jupyter: the user's own frames, then the error.
+
+        If a function of the user has caused the error, the frames are those of its exception.
+        """
+        error: BaseException = self
+        while error.__cause__ is not None:
+            error = error.__cause__
+        places = traceback.extract_tb(error.__traceback__)
+        frames = [place for place in places if is_users_file(place.filename)][-MOST_FRAMES:]
+        lines = [f"line {place.lineno}, in {place.name}: {place.line}" for place in frames]
+        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class SharedError(UserError):
@@ -81,3 +101,12 @@ class SharedProblem(str):
     `Communicator.raise_together` adds nothing to the line."""
 
     __slots__ = ()
+
+
+def is_users_file(name: str) -> bool:
+    """Return whether a frame's file is the user's own, or a cell of a notebook. Local."""
+    if name.startswith("<"):
+        return name.startswith("<ipython-input")
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = (sysconfig.get_path(kind) + os.sep for kind in kinds)
+    return not name.startswith((_PACKAGE, *libraries))

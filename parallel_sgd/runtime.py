@@ -9,11 +9,15 @@ uses this module. Local.
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+LOOK_S = 0.2  #: longest wait for a thread without a look at signals
 
 
 class SimulatedFailure(BaseException):
@@ -282,8 +286,20 @@ class Thread(threading.Thread):
             self.ended.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the thread's end."""
-        if _local.scheduler is None:
-            super().join(timeout)
-        else:
+        """Wait for the thread's end. An interrupt ends the wait, also one just before the wait."""
+        if _local.scheduler is not None:
             self.ended.wait(timeout)
+            return
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.ended.wait(max(0.0, min(LOOK_S, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                return
+        # Not the first wait: after an interrupt Python 3.11 would take the thread for ended.
+        super().join(timeout)
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the thread, as soon as Python code runs there."""
+        if self.ident is not None and not self.ended.is_set():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.ident), ctypes.py_object(KeyboardInterrupt)
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -11,6 +12,7 @@ from limits import patience
 
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import InBackground
+from parallel_sgd.communication.threads import communicator
 
 
 def test_results_come_in_rank_order():
@@ -144,3 +146,79 @@ def test_objects_are_not_shared_between_ranks():
         return items
 
     assert simulate(2, body) == [[[0, "mine"], [1]]] * 2
+
+
+def interrupt_main():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def meets(comm, working):
+    working.wait(10)
+    while True:
+        comm.barrier()
+
+
+def computes(comm, working):
+    working.wait(10)
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(("body", "size"), [(meets, 3), (computes, 2), (meets, 1)])
+def test_an_interrupt_ends_all_ranks(body, size):
+    before, working = set(threading.enumerate()), threading.Barrier(size + 1)
+    interrupt = threading.Thread(target=lambda: (working.wait(10), interrupt_main()))
+    interrupt.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(size, lambda comm: body(comm, working))
+    interrupt.join()
+    assert before.issuperset(threading.enumerate())
+    assert time.monotonic() - began < 5 * patience()
+
+
+def test_a_rank_that_cannot_be_interrupted_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(communicator, "COLLECTIVE_S", 0.05)
+    monkeypatch.setattr(communicator, "PYTHON_S", 0.2)
+    over, working = threading.Event(), threading.Barrier(3)
+
+    def body(comm):
+        working.wait(10)
+        if comm.rank == 1:
+            over.wait(60)  # a lock, which Python's threads wait for without a look around
+
+    threading.Thread(target=lambda: (working.wait(10), time.sleep(0.1), interrupt_main())).start()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(2, body)
+    over.set()
+    assert "parallel_sgd: rank 1 cannot be interrupted" in capsys.readouterr().err
+
+
+def test_the_rank_of_an_exception_is_named():
+    def body(comm):
+        if comm.rank == 2:
+            [][5]
+        comm.barrier()
+
+    with pytest.raises(IndexError) as caught:
+        simulate(4, body)
+    assert caught.value.__notes__ == ["raised on rank 2 of 4"]
+
+
+def test_a_notebook_shows_the_users_own_lines_and_the_error():
+    def caused(comm):
+        try:
+            comm.rank // 0
+        except ZeroDivisionError as error:
+            raise UserError("callback failed") from error
+
+    with pytest.raises(UserError) as caught:
+        simulate(2, caused)
+    *frames, line = caught.value._render_traceback_()
+    assert line == "UserError: callback failed"
+    assert [frame.partition(", ")[2] for frame in frames] == ["in caused: comm.rank // 0"]
+    with pytest.raises(UserError) as caught:
+        simulate(0, caused)
+    (frame, line) = caught.value._render_traceback_()
+    assert frame.endswith("the_error: simulate(0, caused)")
+    assert line == "UserError: size=0 must be a whole number from 1 to 32768"

@@ -18,7 +18,6 @@ import select
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,7 +25,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ...errors import PeerFailure, RanksLost, SharedError, SharedPeerFailure, UserError
+from ...errors import (
+    PeerFailure,
+    RanksLost,
+    SharedError,
+    SharedPeerFailure,
+    UserError,
+    is_users_file,
+)
 from ...validation import line_of
 from ..job_environment import launched_rank, launched_size, srun_step
 from ..stderr import write_stderr
@@ -284,12 +290,10 @@ def user_location(stack: traceback.StackSummary) -> str:
     The stack is of a thread, or of an error of ours. Empty if our command line was reading
     arguments: no line of the user's code is at fault.
     """
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    not_users = (_PACKAGE, "<", *(sysconfig.get_path(kind) + os.sep for kind in kinds))
     for frame in reversed(stack):
         if frame.filename.startswith(_COMMAND_LINE):
             return ""
-        if not frame.filename.startswith(not_users):
+        if is_users_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
 

@@ -28,6 +28,9 @@ from .endpoint import Mailbox, ThreadEndpoint, ThreadMessages
 
 Result = TypeVar("Result")
 
+#: Time for interrupted ranks to end: at their next collective, and then in other Python code.
+COLLECTIVE_S, PYTHON_S = 0.5, 3.0
+
 MOST_THREADS = 1 << 15  #: about Linux's limit for a process; a collective takes size² steps
 
 
@@ -169,6 +172,10 @@ class ThreadWorld:
     def require_no_failure(self, name: str) -> None:
         if self.mailbox.revoked:
             raise RanksLost(f"a rank has failed: found in {name}")
+
+    def require_not_aborted(self) -> None:
+        if self.mailbox.aborted:
+            raise RankFailed("a rank has failed, or was interrupted")
 
     def revoke(self) -> None:
         """Report a failed rank to every waiting rank, also in subworlds."""
@@ -375,8 +382,10 @@ def simulate(
         The result of each rank, in rank order.
     Raises:
         UserError: an argument is invalid.
-        BaseException: the exception of the first failed rank; the remaining ranks stop at their
-            next collective.
+        BaseException: the exception of the first failed rank, with a note that names the rank; the
+            remaining ranks stop at their next collective.
+        KeyboardInterrupt: the program, or the cell of a notebook, was interrupted. All ranks have
+            ended, or end soon after.
 
     >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
     [3, 3, 3]
@@ -390,33 +399,64 @@ def simulate(
 
     def run(rank: int) -> None:
         try:
+            world.require_not_aborted()
             results[rank] = function(world.communicator(rank))
             end_rank_tasks(partial(world.leave, rank))  # its background tasks may communicate
         except BaseException as error:
+            if not isinstance(error, UserError):  # whose text names its ranks
+                error.add_note(f"raised on rank {rank} of {size}")
             errors.append(error)
             runtime.leave_process()
             world.abort()
 
     threads: list[runtime.Thread] = []
     try:
-        for k in range(size):
-            thread = runtime.Thread(partial(run, k), f"rank {k}", process=k)
-            thread.start()
-            threads.append(thread)
-    except (RuntimeError, MemoryError) as error:  # too many threads for the system
-        world.abort()
-        raise UserError(
-            f"size={size} ranks need a thread each, but only {len(threads)} could be started: "
-            f"{line_of(error)}"
-        ) from None
-    try:
+        try:
+            for k in range(size):
+                threads.append(runtime.Thread(partial(run, k), f"rank {k}", process=k))
+                threads[-1].start()
+        except (RuntimeError, MemoryError) as error:  # too many threads for the system
+            world.abort()
+            raise UserError(
+                f"size={size} ranks need a thread each, but only {len(threads) - 1} could be "
+                f"started: {line_of(error)}"
+            ) from None
         for thread in threads:
             # bounded: threads whose own waits have timeout_s
             thread.join()
     except KeyboardInterrupt:
         world.abort()
-        raise
+        _end_interrupted(threads)
+        raise KeyboardInterrupt from None  # without the frames of the wait
     causes = [e for e in errors if not isinstance(e, RankFailed)] or errors
     if causes:
         raise causes[0]
     return results
+
+
+def _end_interrupted(threads: Sequence[runtime.Thread]) -> None:
+    """End the ranks of an aborted world, and wait for their ends, a few seconds at most.
+
+    A rank ends at its next collective, or else in the midst of its Python code.
+    """
+    if _ended(threads, COLLECTIVE_S):
+        return
+    started = [thread for thread in threads if thread.ident is not None]
+    for thread in started:
+        thread.interrupt()
+    if not _ended(started, PYTHON_S):
+        late = [rank for rank, thread in enumerate(started) if not thread.ended.is_set()]
+        print(
+            f"parallel_sgd: {in_words(late)} cannot be interrupted in the present call of a "
+            "library, and will end after it",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _ended(threads: Sequence[runtime.Thread], seconds: float) -> bool:
+    """Wait for the ends of threads. Return False if some are alive after these seconds."""
+    until = runtime.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - runtime.monotonic()))
+    return all(thread.ended.is_set() for thread in threads)

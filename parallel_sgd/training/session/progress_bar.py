@@ -1,12 +1,13 @@
-"""Show the progress of training on the terminal."""
+"""Show the progress of training on the terminal, or in a notebook."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 from ...communication.job_environment import TERMINAL, output_is_terminal
@@ -18,8 +19,17 @@ def on_terminal() -> bool:
     return output_is_terminal() or os.environ.get(TERMINAL) == "1"
 
 
+def in_notebook() -> bool:
+    """Return whether this program is a kernel of Jupyter, with cells for its output. Local."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
 class ProgressBar:
     """Shows samples of all ranks, their rate, and the time left.
+
+    In a notebook the bar is a widget if ipywidgets is installed, else text. The bar stays there; on
+    a terminal the bar is removed in the end.
 
     Args:
         total: samples of all ranks in the whole of training.
@@ -31,13 +41,18 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, begin: int) -> None:
-        self._bar: Any = require_tqdm().tqdm(
+        tqdm, notebook = require_tqdm(), in_notebook()
+        self._is_widget = notebook and importlib.util.find_spec("ipywidgets") is not None
+        if self._is_widget:
+            tqdm = importlib.import_module("tqdm.notebook")
+        self._stream = sys.stdout if notebook else sys.stderr  # a notebook shows stderr as an error
+        self._bar: Any = tqdm.tqdm(
             total=total,
             initial=begin,
             unit=" samples",
             unit_scale=True,
-            file=sys.stderr,
-            leave=False,
+            file=self._stream,
+            leave=notebook,
             dynamic_ncols=True,
         )
 
@@ -52,13 +67,16 @@ class ProgressBar:
 
         On another stream the text could appear before the bar is gone.
         """
+        if self._is_widget:
+            yield
+            return
         self._bar.clear()
-        with redirect_stdout(sys.stderr):
+        with nullcontext() if self._stream is sys.stdout else redirect_stdout(self._stream):
             yield
         self._bar.refresh()
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar, or in a notebook leave it as it is."""
         self._bar.close()
 
 

@@ -5,6 +5,7 @@ All ranks write checkpoints to its subfolder ``checkpoints``: see `checkpoint`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -250,8 +251,11 @@ class RunFolder:
         Args:
             curves: for every name, its points (samples, loss).
         """
-        pyplot = require_matplotlib()
-        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+        require_installed_matplotlib()
+        # Without pyplot, whose backend, in a notebook, is the one that shows figures in cells.
+        kind = importlib.import_module("matplotlib.figure").Figure
+        figure = kind(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
         for i, (name, points) in enumerate(curves.items()):
             samples, losses = zip(*points, strict=True)
             style = ("-", "--", ":")[i % 3]
@@ -264,7 +268,6 @@ class RunFolder:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         self._write("loss.png", lambda path: figure.savefig(path, dpi=150, format="png"))
-        pyplot.close(figure)
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         write_whole(WHAT, self.path / name, write, follow=False)
