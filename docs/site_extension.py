@@ -34,7 +34,7 @@ MODULES = (
 #: The contents beside every page. Pages that are named nowhere come last, so that none is lost.
 CONTENTS = {
     "Begin": (
-        *("tutorial", "choosing", "using", "training", "data", "launching", "faq"),
+        *("tutorial", "notebooks", "choosing", "using", "training", "data", "launching", "faq"),
         *("restarts", "rank_failures", "hangs", "pytorch", "trainers/*", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),

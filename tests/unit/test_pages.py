@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,37 @@ def with_array(comm: psgd.Communicator) -> Names:
     return {**names, "learner": learner, "counts": counts, "values": values}
 
 
+def in_a_cell(comm: psgd.Communicator) -> Names:
+    pytest.importorskip("sklearn")
+    return {"__name__": "__main__"}
+
+
+def with_two_bits(comm: psgd.Communicator) -> Names:
+    pytest.importorskip("matplotlib").use("agg")
+    row = [psgd.Progress(1.0, 60, 0.5, 0.1, 12, 1000, 0.1, {"test_loss": 0.5})]
+    ranks = SimpleNamespace(simulate=lambda size, function: [function(comm)] * size)
+    return {"psgd": ranks, "train": lambda comm, bits: [bits, row][1]}
+
+
+def three_curves(names: Names) -> None:
+    labels = [line.get_label() for line in names["plt"].gca().lines]
+    names["plt"].close("all")
+    assert labels == ["32 bits", "4 bits", "1 bits"]
+
+
+def as_program(comm: psgd.Communicator) -> Names:
+    started = SimpleNamespace(Communicator=SimpleNamespace(world=lambda: comm))
+    return {"__name__": "__main__", "psgd": started, "train": lambda comm: comm.size}
+
+
+def learned(names: Names) -> None:
+    assert names["rows"][-1].metrics["test_accuracy"] > 0.9
+
+
+def started_once(names: Names) -> None:
+    assert names["rows"] == 1
+
+
 def after_gradient(names: Names) -> None:
     names["learner"].step(samples=5)
     names["learner"].finish()
@@ -130,6 +162,9 @@ def trained(names: Names) -> None:
 #: Page, which block; what it supposes, and what must hold, or be done, afterwards.
 PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], None]]] = {
     ("docs/using.md", 0): (with_learner, after_gradient),
+    ("docs/notebooks.md", 0): (in_a_cell, learned),
+    ("docs/notebooks.md", 1): (with_two_bits, three_curves),
+    ("docs/notebooks.md", 2): (as_program, started_once),
     ("docs/parameter_servers.md", 0): (digits, lambda names: None),
     ("docs/parameter_servers.md", 1): (digits, lambda names: None),
     ("docs/parameter_servers.md", 2): (of_clicks, finished),
@@ -151,6 +186,8 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
 }
 #: What every worker does, and no server: these are run by one rank, which is both.
 ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
+#: The same of cells, which start their ranks.
+ALONE |= {("docs/notebooks.md", number) for number in range(3)}
 #: Of these, all blocks but those above are run, or compared, by other tests.
 ELSEWHERE = {
     "README.md",
