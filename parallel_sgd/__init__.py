@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Objective,
         Progress,
         RunFolder,
+        Tracker,
         TrainingSession,
         load_checkpoint,
         resume,
@@ -100,6 +101,7 @@ __all__ = [
     "SlowMo",
     "SparseLoCo",
     "Trace",
+    "Tracker",
     "TrainingSession",
     "UserError",
     "__version__",
@@ -133,7 +135,7 @@ _ROOMS = {
     "training": (
         *("AutoLearningRate", "AutoMinibatchSize", "CheckpointConfig", "Checkpoints"),
         *("CrossValidation", "Learner", "NotFinitePolicy", "Objective", "Progress", "RunFolder"),
-        *("TrainingSession", "load_checkpoint", "resume", "traced"),
+        *("Tracker", "TrainingSession", "load_checkpoint", "resume", "traced"),
     ),
 }
 __getattr__, _names = on_first_use(__name__, _ROOMS)

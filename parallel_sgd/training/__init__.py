@@ -18,6 +18,7 @@ from .session.options import NotFinitePolicy
 from .session.run_folder import RunFolder, require_installed_matplotlib, require_matplotlib
 from .session.session import TrainingSession
 from .session.state import Progress
+from .session.tracker import Tracker
 from .state.state_tree import capture, flatten, restore, restore_state, unflatten
 from .trace_file import traced
 
@@ -42,6 +43,7 @@ __all__ = [
     "RunFolder",
     "SharedSnapshot",
     "Snapshot",
+    "Tracker",
     "TrainingSession",
     "capture",
     "checkpoints_in",

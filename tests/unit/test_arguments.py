@@ -272,6 +272,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 **{"plot": False, "tensorboard": False},
             },
         ),
+        "Tracker": (psgd.Tracker, {"service": "wandb", "project": "p", "name": None}),
         "TrainingSession": (
             trained,
             {
@@ -279,7 +280,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 **{"microbatch_size": None, "validation": None, "test": None, "callbacks": ()},
                 **{"progress_every": None, "auto_minibatch_size": None, "checkpoints": None},
                 **{"auto_learning_rate": None, "not_finite": None, "folder": None, "report": None},
-                **{"started": None, "progress_bar": False, "train": arrays()},
+                **{"tracker": None, "started": None, "progress_bar": False, "train": arrays()},
                 **{"learner": own, "objective": own_model},
             },
         ),

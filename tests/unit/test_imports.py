@@ -141,6 +141,8 @@ OWNERS = {
     "lightning": {"torch"},
     "pytorch_lightning": {"torch"},
     "transformers": {"torch"},
+    "wandb": {"training"},
+    "mlflow": {"training"},
 }
 
 

@@ -7,6 +7,7 @@ and so have the checkpoints of docs/using.md.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import tomllib
@@ -93,6 +94,13 @@ def kept(names: Names) -> None:
     assert names["session"].run()[-1].samples == 60
 
 
+def tracks(names: Names) -> None:
+    session = names["session"]
+    assert repr(session.tracker) == "Tracker('wandb', project='digits', name=None)"
+    untracked = dataclasses.replace(session, tracker=None, folder=None)
+    assert untracked.run()[-1].samples == 180
+
+
 def makes(names: Names) -> None:
     assert len([*names["net"]((2, 3), 4).parameters()]) == 2
 
@@ -176,8 +184,9 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/training.md", 1): (with_torch, ran),
     ("docs/training.md", 2): (for_session, runs),
     ("docs/training.md", 3): (of_its_own, makes),
-    ("docs/training.md", 4): (for_session, skipped),
-    ("docs/training.md", 5): (for_session, kept),
+    ("docs/training.md", 4): (for_session, tracks),
+    ("docs/training.md", 5): (for_session, skipped),
+    ("docs/training.md", 6): (for_session, kept),
     ("docs/rank_failures.md", 0): (with_learner, trained),
     ("docs/rank_failures.md", 1): (with_learner, trained),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),

@@ -181,6 +181,7 @@ def _require_use(options: argparse.Namespace) -> None:
     """
     saves = options.checkpoint_every > 0 or options.checkpoint_every_s is not None
     cuda = options.device == "cuda"
+    require_use("project", options.project, None, options.tracker is not None, "--tracker")
     require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")
     require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
     require_data_options(options)

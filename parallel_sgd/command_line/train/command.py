@@ -32,6 +32,7 @@ from ...training import (
     CrossValidation,
     Progress,
     RunFolder,
+    Tracker,
     TrainingSession,
     require_installed_matplotlib,
     traced,
@@ -39,6 +40,7 @@ from ...training import (
 from ...training.checkpoint.files import checkpoints_in
 from ...training.session.progress_bar import on_terminal
 from ...training.session.run_folder import require_tensorboard
+from ...training.session.tracker import PROJECT
 from ...validation import shown
 from ...version import __version__
 from ..options import describe
@@ -85,6 +87,7 @@ def train_on(
     local_rank = comm.local_rank
     workers = algorithm.roles.workers(comm)
     is_reporter = comm.rank == workers[0]
+    tracker = comm.together(lambda: _tracker(options))
 
     def prepare() -> TrainingData:
         if options.device == "cuda":
@@ -93,6 +96,8 @@ def train_on(
             require_installed_matplotlib()
         if is_reporter and options.tensorboard:
             require_tensorboard()
+        if is_reporter and tracker:
+            tracker.require()
         data = read_data(options)
         make_model(options, data)  # raises for options that do not fit
         return data
@@ -147,7 +152,7 @@ def train_on(
     trace = comm.together(lambda: options.trace and str(options.trace))
     tracing = traced(trace, comm, after_errors=algorithm.roles.together) if trace else nullcontext()
     with tracing, model.learner(optimizer, algorithm, comm, options) as learner:
-        parallel = _session(options, data, model, learner, folder, checkpoints)
+        parallel = _session(options, data, model, learner, folder, checkpoints, tracker)
         try:
             history = parallel.run()
         except SharedError as error:
@@ -174,6 +179,7 @@ def _session(
     learner: Any,
     folder: RunFolder | None,
     checkpoints: CheckpointConfig | None,
+    tracker: Tracker | None = None,
 ) -> TrainingSession:
     def report(progress: Progress) -> None:
         print_progress(progress, options.epochs)
@@ -204,6 +210,7 @@ def _session(
         progress_every=options.progress_every,
         checkpoints=checkpoints,
         folder=folder,
+        tracker=tracker,
         report=report,
         started=print_choices if folder else None,
         progress_bar=folder is not None and on_terminal() and not options.no_progress_bar,
@@ -266,6 +273,12 @@ def _checkpoints(options: argparse.Namespace, output: str) -> CheckpointConfig:
         keep=options.keep,
         resume=options.resume,
     )
+
+
+def _tracker(options: argparse.Namespace) -> Tracker | None:
+    if options.tracker is None:
+        return None
+    return Tracker(options.tracker, PROJECT if options.project is None else options.project)
 
 
 def _minibatches(options: argparse.Namespace, samples: int) -> int:

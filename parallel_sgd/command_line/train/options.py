@@ -18,6 +18,8 @@ from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 from ...training.checkpoint.retention import KEEP
 from ...training.consistency import EVERY
 from ...training.session.options import FOLLOWS
+from ...training.session.tracker import PROJECT
+from ...training.session.tracking_services import SERVICES
 from ...version import __version__
 from ..options import add_option, add_options, check_of, reader
 
@@ -330,6 +332,17 @@ def _add_output(p: argparse.ArgumentParser) -> None:
     add("--no-plot", action="store_true", help="do not draw the loss curve")
     add("--no-progress-bar", action="store_true", help="do not show a progress bar")
     add("--tensorboard", action="store_true", help="also write metrics for TensorBoard")
+    add(
+        "--tracker",
+        choices=(*SERVICES,),
+        help="also log metrics and options as a run of Weights & Biases or MLflow, which read "
+        "their own variables (WANDB_MODE, MLFLOW_TRACKING_URI ...); a resumed run continues there",
+    )
+    add(
+        "--project",
+        metavar="NAME",
+        help=f"with --tracker: the project, or MLflow's experiment (default: {PROJECT})",
+    )
 
 
 def _add_measuring(p: argparse.ArgumentParser) -> None:

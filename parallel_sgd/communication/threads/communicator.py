@@ -403,7 +403,7 @@ def simulate(
             results[rank] = function(world.communicator(rank))
             end_rank_tasks(partial(world.leave, rank))  # its background tasks may communicate
         except BaseException as error:
-            if not isinstance(error, UserError):  # whose text names its ranks
+            if isinstance(error, Exception) and not isinstance(error, UserError):
                 error.add_note(f"raised on rank {rank} of {size}")
             errors.append(error)
             runtime.leave_process()

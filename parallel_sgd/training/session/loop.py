@@ -27,6 +27,7 @@ from .options import SessionOptions
 from .preemption import Preemption
 from .run_output import CallOnce, RunOutput, run_callback
 from .state import Progress, RunState, SessionState
+from .tracking_services import PREEMPTED
 
 BY_CALLBACK = "ended by a callback"
 
@@ -197,6 +198,7 @@ class TrainingRun:
                 "test": session.test is not None,
                 "checkpoints": checkpoints and checkpoints.facts,
                 "folder": session.folder is not None,
+                "tracker": session.tracker and repr(session.tracker),
                 "preempt_on": [number.name for number in preempt_on()],
             }
         )
@@ -256,6 +258,7 @@ class TrainingRun:
     def _save_before_leaving(self) -> None:
         """Save all state, to resume later. Collective."""
         self._save_at_end(needed=True)
+        self.output.finish_tracking(PREEMPTED)
 
     # The loop.
 

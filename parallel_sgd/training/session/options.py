@@ -22,6 +22,7 @@ from .cross_validation import Callback, CrossValidation
 from .objective import objective_of
 from .run_folder import RunFolder
 from .state import Progress
+from .tracker import Tracker
 
 FOLLOWS = ("constant", "linear", "sqrt")  #: growth of the learning rate with the minibatch size
 
@@ -77,6 +78,7 @@ KINDS = {
     "not_finite": NotFinitePolicy,
     "checkpoints": CheckpointConfig,
     "folder": RunFolder,
+    "tracker": Tracker,
 }
 
 
@@ -102,6 +104,7 @@ class SessionOptions:
     not_finite: NotFinitePolicy | str | None = None
     checkpoints: CheckpointConfig | None = None
     folder: RunFolder | None = None
+    tracker: Tracker | None = None
     report: Callable[[Progress], object] | None = None
     started: Callable[[Learner], object] | None = None
     progress_bar: bool = False

@@ -37,6 +37,7 @@ CONFIG = "config.toml"  #: the only file that is written before `OPTIONS`
 REPORT = "report.html"
 REPORT_PAUSE_S = 10.0  #: least time between two reports of a run under way
 TENSORBOARD = "tensorboard"  #: subfolder of TensorBoard's files
+WANDB = "wandb"  #: subfolder made by Weights & Biases
 
 
 class RunFolder:
@@ -121,7 +122,7 @@ class RunFolder:
             raise UserError(
                 f"output={str(self.path)!r} must be a new or empty folder{self._hint()}"
             )
-        for name in (CHECKPOINTS, TENSORBOARD):
+        for name in (CHECKPOINTS, TENSORBOARD, WANDB):
             require_no_link(self.path / name)
         if self.plot:
             require_installed_matplotlib()

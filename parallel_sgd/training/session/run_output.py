@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from ...data.sources.minibatches import size_summary
 from ...errors import UserError
 from ...files import append_line, reason
 from ...options import Options
@@ -20,6 +21,7 @@ from .options import SessionOptions
 from .progress_bar import ProgressBar, require_tqdm
 from .run_folder import RunFolder, require_no_link
 from .state import Progress, loss_curves
+from .tracking_services import FAILED, FINISHED, KILLED
 
 
 class RunOutput:
@@ -61,10 +63,13 @@ class RunOutput:
         def create() -> None:
             if session.progress_bar:
                 require_tqdm()
+            if session.tracker:
+                session.tracker.require()
             if folder:
                 folder.resumed = folder.resumed or self._learner.world.generation > 0
                 folder.create([row.as_dict() for row in rows])
             begun()
+            self._begin_to_track()
             if session.progress_bar:
                 self._bar = ProgressBar(total, self._learner.samples)
 
@@ -82,13 +87,17 @@ class RunOutput:
 
     def report_rows(self, rows: Sequence[Progress]) -> None:
         """Write rows, and report them. Collective if `collective`."""
-        folder, report = self._session.folder, self._session.report
+        session = self._session
+        folder, report, tracker = session.folder, session.report, session.tracker
 
         def report_rows() -> None:
             for row in rows:
                 if folder:
                     folder.append_metrics(row.as_dict())
                     folder.write_status(self._status("training"), often=True)
+                if tracker:
+                    self._begin_to_track()  # the rank that tracked before may have failed
+                    tracker.log(row)
                 if report:
                     with self._bar.hidden() if self._bar else nullcontext():
                         run_callback(report, row)
@@ -108,13 +117,15 @@ class RunOutput:
             self.on_first_rank(lambda: self._write(folder, history))
         self.report_rows(history[-1:])
         self.on_first_rank(lambda: self._close_folder("complete"))
+        self.finish_tracking(FINISHED)
 
     def fail(self, error: BaseException) -> None:
-        """Log the error that ends the run, and close the folder. Local."""
+        """Log the error that ends the run, and close the folder and the tracker's run. Local."""
         if self._log:
             self._log.write_error(error)
         with suppress(UserError):  # report the first error only
             self._close_folder("failed", f"{type(error).__name__}: {line_of(error)}")
+        self.finish_tracking(FAILED if isinstance(error, Exception) else KILLED)
 
     def leave(self) -> None:
         """Close the folder of a run that was asked to leave, and has saved all state. Local.
@@ -123,6 +134,14 @@ class RunOutput:
         """
         with suppress(UserError):
             self._close_folder("preempted")
+
+    def finish_tracking(self, end: str) -> None:
+        """Close the tracker's run, as finished, failed, killed or preempted. Local.
+
+        Only the first rank has a run: ranks that are threads may share the tracker.
+        """
+        if self._session.tracker and self._comm.rank == 0:
+            self._session.tracker.finish(end)
 
     def close(self) -> None:
         """Remove the progress bar. Local."""
@@ -174,6 +193,22 @@ class RunOutput:
                     folder.write_status(self._status(status, error))
             finally:
                 folder.close()
+
+    def _begin_to_track(self) -> None:
+        """Open the tracker's run, if any and not open."""
+        session, learner = self._session, self._learner
+        if session.tracker:
+            own = {} if session.folder is None else session.folder.options
+            size = session.minibatch_size
+            facts = {
+                "ranks": learner.world.size,
+                "algorithm": str(learner.algorithm),
+                "optimizer": str(learner.local_step.optimizer),
+                "epochs": session.epochs,
+                "minibatch_size": size and size_summary(size),
+                "seed": session.seed,
+            }
+            session.tracker.begin({**facts, **own}, session.folder)
 
     def _log_line(self, text: str) -> None:
         """Write a line to this rank's log. If that fails, all ranks end."""

@@ -57,6 +57,7 @@ class TrainingSession(SessionOptions):
         checkpoints: folder and interval of checkpoints, and the checkpoint to resume.
         folder: the run's folder, the same on all ranks. The first training rank writes all files
             but the ranks' logs.
+        tracker: logs every row to Weights & Biases or MLflow, on the first training rank.
         report: called with every row on the first training rank, after the row was written.
         started: called with the learner on the first training rank, before the first minibatch.
         progress_bar: show a bar on the standard error of the first training rank, with tqdm.
