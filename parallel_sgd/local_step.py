@@ -115,6 +115,11 @@ class UpdateRule(Options, ABC):
             UserError: as `rate_after`, before any change.
         """
 
+    def momentum_for(self, samples: float) -> float:
+        """Return the momentum of a step on `samples` samples; 0 for a rule without momentum, or
+        with a correction for a momentum that begins with zeros. Local."""
+        return 0.0
+
     @property
     def rate_is_per_sample(self) -> bool:
         """True if, at one rate, a minibatch twice as large takes a step twice as long. Local."""

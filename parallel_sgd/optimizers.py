@@ -188,8 +188,7 @@ class MomentumSGD(Optimizer):
         m, nesterov = state.buffers["m"], self._nesterov
         body(x).momentum_step(x, m, gradient, lr, momentum, gain, nesterov, out)
 
-    def momentum_for(self, samples: int) -> float:
-        """Return the momentum for a minibatch of `samples` samples."""
+    def momentum_for(self, samples: float) -> float:
         tau = self.momentum_time_constant
         if tau is None:
             assert self.momentum is not None  # set in __post_init__

@@ -42,10 +42,12 @@ from ..kernels import body
 from ..options import Real, Whole, group, option, options
 from ..parameters import Parameters
 from ..validation import set_validated
+from ..warning import warn
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
 from .local_update_state import Fragment, LocalUpdateState
+from .momentum_reset import reset_warning
 from .outer import Averaging, Block, OuterStep
 from .period import WHOLE, BlockPeriod
 from .rounds import Answer, Call, Quorum, Rounds, weight_after
@@ -197,6 +199,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         ranks = work.comm.size
         if state.warm:
             state.start[...], state.warm = work.parameters.flat, False
+            self._warn_of_reset(work, total)
         self._require_minibatch(total, work.comm)
         if not any(fragment.steps for fragment in state.parts):
             work.skipped.keep(work.samples)
@@ -217,6 +220,20 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                 else:
                     self._join_round(state, state.rounds, work)
                 fragment.is_first = False
+
+    def _warn_of_reset(self, work: Work, samples: int) -> None:
+        """Warn on rank 0 if blocks are too short for the momentum that each of them resets.
+
+        Args:
+            samples: of all ranks in a minibatch.
+
+        Collective if there is something to warn of; local otherwise.
+        """
+        comm, name = work.comm, type(self).__name__
+        momentum = work.optimizer.optimizer.momentum_for(samples / comm.size)
+        text = reset_warning(name, self.outer, self.period, momentum, samples, comm.size)
+        if text is not None:
+            comm.together(lambda: warn(text) if comm.rank == 0 else None)
 
     def _length(self, fragment: Fragment) -> Fraction:
         """Return the length of a fragment's present block, as a part of a period."""

@@ -58,6 +58,11 @@ class OuterStep(Options, ABC):
     def inner_state(self) -> InnerState:
         """Treatment of the local optimizer's state at the end of a block: keep, zero or average."""
 
+    @property
+    def reset_options(self) -> tuple[str, str]:
+        """The options that zero and keep the local optimizer's state, for messages."""
+        return "inner_state='zero'", "inner_state='keep'"
+
     def init(self, model: Parameters) -> Array | None:
         """Return the momentum before the first block: zeros [n], or None. Local."""
         return model.like().flat if self.has_momentum else None
@@ -215,6 +220,10 @@ class BlockMomentum(OuterStep):
     @property
     def inner_state(self) -> InnerState:
         return "zero" if self.reset_sgd_momentum else "keep"
+
+    @property
+    def reset_options(self) -> tuple[str, str]:
+        return "reset_sgd_momentum=True", "reset_sgd_momentum=False"
 
     def momentum_after(self, block: Block) -> float:
         """Return the block momentum after a block."""

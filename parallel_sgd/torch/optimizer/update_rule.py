@@ -88,6 +88,12 @@ class TorchOptimizer(UpdateRule):
         rate *= state.lr_factor
         return rate if self._mean else rate * samples  # type: ignore[attr-defined]
 
+    def momentum_for(self, samples: float) -> float:
+        """Return the largest momentum of all parameter groups, whatever `samples`."""
+        every = (one.param_groups for one in self._optimizers)  # type: ignore[attr-defined]
+        momenta = (float(group.get("momentum") or 0) for group in chain(*every))
+        return max(momenta, default=0.0)
+
     @property
     def rate_is_per_sample(self) -> bool:
         return not self._mean  # type: ignore[attr-defined]
