@@ -114,6 +114,32 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class WholeOr:
+    """A whole number of at least 1, or a word."""
+
+    word: str
+
+    @property
+    def metavar(self) -> str:
+        return f"N | {self.word}"
+
+    @property
+    def expected(self) -> str:
+        return f"a whole number, or {self.word}"
+
+    def __call__(self, name: str, value: Any) -> int | str:
+        if isinstance(value, str) and value == self.word:
+            return value
+        try:
+            return integer(name, value, 1)
+        except UserError as error:
+            raise UserError(f"{error}, or {self.word!r}") from None
+
+    def read(self, text: str) -> int | str:
+        return text if text == self.word else int(text)
+
+
+@dataclass(frozen=True)
 class BySamples:
     """A value valid for `value`, or a mapping from samples to such values (``{0: 32, 20_000: 1}``),
     or one of `words`."""

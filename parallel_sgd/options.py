@@ -29,7 +29,7 @@ from dataclasses import field as dataclass_field
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from .checks import ByPattern, BySamples, Check, Choice, Folder, Real, Whole
+from .checks import ByPattern, BySamples, Check, Choice, Folder, Real, Whole, WholeOr
 from .errors import UserError
 from .validation import require_use, set_validated, shown
 
@@ -43,6 +43,7 @@ __all__ = [
     "Options",
     "Real",
     "Whole",
+    "WholeOr",
     "all_options",
     "group",
     "option",

@@ -11,6 +11,7 @@ from .. import runtime
 from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
 from ..errors import NotFinite, SharedError, UserError
+from ..exchange import Exchange
 from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, Whole, group, option, options, values_of
 from ..parameter_server import (
@@ -96,6 +97,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 "every worker trains on the whole minibatch, so each row would get the same "
                 "gradient from every worker"
             )
+        if self.tables and self.roles.ranks_per_worker != 1:
+            raise UserError(
+                f"ranks_per_worker={self.roles.ranks_per_worker!r} must be 1 with tables: every "
+                "rank pulls and pushes rows of its own minibatch"
+            )
         if not self.period.given:
             set_validated(self, period=self.default_period)
 
@@ -136,6 +142,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             connection=connection,
             tables=connection.remote_tables(),
             began=self.distributed_after == 0,
+            local_sum=None if ranks.within is None else Exchange(x, ranks.within),
         )
         if not ranks.serves:
             for table in state.tables.values():
@@ -197,11 +204,12 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.period_steps == 0:
             work.skipped.keep(clock)
         if self.rules.pushes_updates:
+            of_worker = state.sum_within(gradient, samples)
             local = work.optimizer.state
             given = local.lr_factor
             local.lr_factor = given * factor
             try:
-                work.optimizer(gradient, samples, total)
+                work.optimizer(gradient, of_worker, total)
             finally:
                 local.lr_factor = given
         else:
@@ -221,7 +229,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         minibatch, state.minibatch = state.minibatch, None
         for table in state.tables.values():
             table.step_taken()
-        state.minibatches += minibatch is not None and minibatch.samples > 0
+        grouped = state.local_sum is not None  # then the clock is of all ranks of the worker
+        state.minibatches += minibatch is not None and (minibatch.samples > 0 or grouped)
         # For the next minibatch's rows of embedding tables.
         state.client.factor = self.ramp_up.factor(state.minibatches)
 
@@ -262,7 +271,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             clock: determines the bits of the push.
         """
         state.exchanging = gathered, factor, clock
-        client, samples, x = state.client, state.gathered_samples, work.parameters.flat
+        client, x = state.client, work.parameters.flat
+        samples = self._sum_within(state, gathered)
         bits = state.bits_after(clock)
         blocked = client.blocked_s - state.blocked
         client.statistics.seconds.compute += runtime.perf_counter() - state.since - blocked
@@ -291,6 +301,14 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             )
         self._end_exchange(state, work)
 
+    @staticmethod
+    def _sum_within(state: DataParallelASGDState, gathered: Array) -> int:
+        """Sum the gathered gradients over the ranks of this worker, in place. Return the gathered
+        samples of these ranks."""
+        if state.base is None:
+            return state.sum_within(gathered, state.gathered_samples)
+        return state.group.sum_within(state.gathered_samples, Kind.PUSH)  # summed in every step
+
     def _end_exchange(self, state: DataParallelASGDState, work: Work) -> None:
         client, state.exchanging = state.client, None
         if state.base is not None and not self.rules.pipeline:
@@ -310,6 +328,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         """
         name, skipped = "gradient" if state.base is None else "model", work.skipped
         problem = skipped.problem(problem_with(vector, self.rules.fewest(bits), name))
+        problem = state.problem_within(problem)
         if not problem:
             return True
         skips = skipped.skips and isinstance(problem, NotFinite)
@@ -355,7 +374,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.in_warm_start:
             work.group.meet()  # another worker may still be in a step
             self.end_warm_start(state, work)
-        if state.gathered_samples:
+        if state.group.sum_within(state.gathered_samples, Kind.LEAVE):
             gathered = work.parameters.flat if state.gathered is None else state.gathered
             factor = self.ramp_up.factor(state.minibatches - 1)  # of the last minibatch
             self._exchange(state, work, gathered, factor, work.samples)

@@ -12,14 +12,17 @@ from ..communication import InBackground
 from ..compression import registered_bits
 from ..costs import Measured
 from ..embedding import Table, check_tables
-from ..errors import UserError
+from ..errors import NotFinite, UserError
+from ..exchange import Exchange
 from ..parameter_server import (
     Client,
     Connection,
+    Kind,
     RemoteTables,
     Retry,
     Rules,
     ServedState,
+    ServerGroup,
     WorkerStatistics,
     load_tables,
     write_tables,
@@ -28,6 +31,9 @@ from ..state import External, across, workspace
 from ..validation import shown
 from .algorithm import Array, Minibatch, Work
 from .ramp import Ramp
+
+PERIOD = "minibatches in the worker's period"
+"""Name of the number compared between the ranks of a worker."""
 
 
 @dataclass(kw_only=True)
@@ -58,6 +64,7 @@ class DataParallelASGDState(External):
         minibatch: of the step under way.
         exchanging: arguments of the exchange under way.
         began: True once servers have started from the result of the warm start.
+        local_sum: the exchange within this rank's worker; None if every worker is a single rank.
     """
 
     base: Array | None = across("mean", default=None)
@@ -87,6 +94,12 @@ class DataParallelASGDState(External):
     minibatch: Minibatch | None = workspace(default=None)
     exchanging: tuple[Array, float, int] | None = workspace(default=None)
     began: bool = workspace(default=True)
+    local_sum: Exchange | None = workspace(default=None)
+
+    @property
+    def group(self) -> ServerGroup:
+        """The workers and the servers."""
+        return self.connection.group
 
     @property
     def client(self) -> Client:
@@ -123,7 +136,7 @@ class DataParallelASGDState(External):
         if self.base is not None:
             self.base[...] = work.parameters.flat
         x, own = work.parameters.flat, work.optimizer.state
-        self.served.start_from(x, own, self.buffers, client.servers, work.comm)
+        self.served.start_from(x, own, self.buffers, client.servers, self.group)
 
     def bits_after(self, samples: int) -> float:
         """Return the bits of a push after `samples` samples on this worker's clock."""
@@ -137,6 +150,31 @@ class DataParallelASGDState(External):
         else:
             self.gathered += gradient
         return self.gathered
+
+    def sum_within(self, vector: Array, samples: int) -> int:
+        """Replace `vector` [n] by its sum over the ranks of this worker, and return the sum of
+        `samples`. Collective over these ranks; with a single rank nothing changes.
+
+        Raises:
+            SharedError: as `ServerGroup.sum_within`, before any change.
+        """
+        if self.local_sum is None:
+            return samples
+        total = self.group.sum_within(samples, Kind.PUSH, equal={PERIOD: self.period_steps})
+        self.local_sum.sum(vector)
+        return total
+
+    def problem_within(self, problem: str | None) -> str | None:
+        """Return a problem of any rank of this worker; a `NotFinite` if all problems are.
+        Collective over these ranks."""
+        if self.group.within is None:
+            return problem
+        own = None if problem is None else [str(problem), isinstance(problem, NotFinite)]
+        found = [one for one in self.group.within.allgather_object(own) if one is not None]
+        if not found:
+            return None
+        text: str = found[0][0]
+        return NotFinite(text) if all(is_not_finite for _, is_not_finite in found) else text
 
     def leave(self) -> None:
         """Announce the last push, wait for all workers to do so, and take the final model."""
@@ -162,7 +200,7 @@ class DataParallelASGDState(External):
         if self.table:
             workers = dict(enumerate(self.table))
         else:
-            workers = {self.work.comm.rank: self.client.statistics}
+            workers = {self.group.worker: self.client.statistics}
         report: dict[str, Any] = {
             "workers": [{"worker": k, **its.as_dict()} for k, its in workers.items()]
         }
@@ -229,6 +267,8 @@ class DataParallelASGDState(External):
     def close(self, *, failed: bool = False) -> None:
         if not failed:
             self.wait()
+        if self.local_sum is not None:
+            self.local_sum.close()
         self.connection.close(failed=failed)
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
@@ -239,8 +279,15 @@ class DataParallelASGDState(External):
                 raise UserError(f"has algorithm.{name}, which must be {x.dtype} [{x.size}]")
         if saved["bits"] not in (None, *registered_bits()):
             raise UserError(f"has bits={shown(saved['bits'])}, which no push can use")
-        first = self.work.comm.rank == 0
-        ServedState.check(saved["served"], x, self.buffers, ranks, first=first)
+        comm, workers = self.work.comm, ranks
+        if self.group.within is not None:
+            workers = len(self.group.workers)
+            if ranks != comm.size:
+                raise UserError(
+                    f"was saved by {ranks} ranks that train: with ranks_per_worker only as many "
+                    f"ranks can continue, and here are {comm.size}"
+                )
+        ServedState.check(saved["served"], x, self.buffers, workers, first=comm.rank == 0)
 
     def collect(self) -> None:
         self.wait()
@@ -249,18 +296,21 @@ class DataParallelASGDState(External):
         if self.in_warm_start:
             self._set_initial_state()
             return
-        client, x, comm = self.client, self.work.parameters.flat, self.work.comm
-        client.in_order(lambda: self.served.collect(client, x, self.buffers, comm))
+        client, x = self.client, self.work.parameters.flat
+        self.group.sum_within(0, Kind.MEET)
+        client.in_order(lambda: self.served.collect(client, x, self.buffers, self.group))
 
     def restored(self) -> None:
-        comm, x = self.work.comm, self.work.parameters.flat
+        x = self.work.parameters.flat
         self.minibatch = self.exchanging = self.measured = None
         self.began = not self.in_warm_start
         self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.discard_prefetched()
-        if not self.served.fits(comm):  # another number of workers: restart from the servers' model
-            workers, model = self.served.reset_workers(comm)
+        if not self.served.fits(
+            self.group
+        ):  # another number of workers: restart from the servers' model
+            workers, model = self.served.reset_workers(self.group)
             self.arrived = None
             if self.base is None:
                 x[...] = model
@@ -285,7 +335,7 @@ class DataParallelASGDState(External):
     def _restore_servers(self) -> None:
         """Send the servers their state and backups."""
         client, models = self.client, self.next_models()
-        client.in_order(lambda: self.served.restore(client, models, self.work.comm))
+        client.in_order(lambda: self.served.restore(client, models, self.group))
 
     def next_models(self) -> list[Array]:
         """Return the models underlying this worker's next pushes, if servers need these models."""

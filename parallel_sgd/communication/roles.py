@@ -70,6 +70,13 @@ class Group(ABC):
             SharedError: on this rank now, and on all ranks at their next wait for all ranks.
         """
 
+    def total_if_alike(self, samples: int) -> int:
+        """Return the samples of all ranks in a step, if all workers are like this worker.
+
+        Local; with several ranks in a worker, collective over them.
+        """
+        return samples * self.own.size
+
     def serve(self) -> None:
         """Serve the workers until all have finished, then take the final model."""
         raise NotImplementedError(f"{type(self).__name__} has no servers")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -134,6 +135,12 @@ class Client(Conversation):
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
         self.pending_push: PendingPush | None = None  #: the push under way
+        self.sends = True  #: False if another rank of this worker sends the requests
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Open a `with` block for requests of this rank alone, if a worker has several ranks."""
+        yield
 
     def begin(self, work: Callable[[], Result]) -> InBackground[Result]:
         """Run `work` in a background thread. Later requests wait for the result."""
@@ -185,7 +192,7 @@ class Client(Conversation):
             out: [n], written. May be the model itself, but not `vector`.
             bits: per value of the push.
         """
-        if samples and residual is not None and self._residual_decay != 1:
+        if samples and self.sends and residual is not None and self._residual_decay != 1:
             with on_device(vector):
                 residual *= self._residual_decay
         self.pending_push = self._kind_of_push(
@@ -207,7 +214,7 @@ class Client(Conversation):
             for server, part in enumerate(self.parts):
                 known = applied is not None and part.all_of(applied)
                 body = None
-                if samples and not known:
+                if samples and not known and self.sends:
                     body = part.encoded(vector, residual, bits, allowance_of)
                 message = Message(
                     kind=Kind.PUSH,

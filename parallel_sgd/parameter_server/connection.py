@@ -30,6 +30,7 @@ from .roles import ServerGroup
 from .rules import Rules
 from .served import ServedModel
 from .server import Server
+from .shared_client import SharedClient
 
 Array = Any  #: a NumPy or CuPy array
 HostArray = npt.NDArray[Any]
@@ -174,8 +175,13 @@ class Connection:
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             push = RepeatablePush if self.group.world.fault_tolerant else PendingPush
-            decay = self._rules.compression.decay
-            self._client = Client(endpoint, self.parts, self._check, push, decay)
+            decay, relay = self._rules.compression.decay, self.group.relay
+            if relay is None:
+                self._client = Client(endpoint, self.parts, self._check, push, decay)
+            else:
+                self._client = SharedClient(
+                    endpoint, self.parts, self._check, relay, residual_decay=decay
+                )
         return self._client
 
     def remote_tables(self) -> RemoteTables:

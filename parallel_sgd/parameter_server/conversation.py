@@ -154,6 +154,7 @@ class Conversation:
             try:
                 message = unpacked(header)
                 if message.kind == Kind.HEARTBEAT:  # restarts the timeout
+                    self._note_heartbeat()
                     continue
                 if message.kind in ERROR_ANSWERS:
                     return message
@@ -166,6 +167,9 @@ class Conversation:
             except Malformed as error:
                 self._endpoint.discard(rank)
                 return error
+
+    def _note_heartbeat(self) -> None:
+        """Called when a server lets this worker wait on."""
 
     def _header_of(self, rank: int) -> Header | None:
         if rank not in self._headers:  # else its server may have finished since

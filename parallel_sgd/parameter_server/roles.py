@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol, get_args
 
 from ..communication import Communicator, Group, Roles
 from ..communication.job_environment import requested_role, requested_servers
+from ..communication.roles import WHOLE_MINIBATCH
 from ..errors import SharedError, SharedPeerFailure, SharedProblem
-from ..options import Choice, Options, Whole, option, options
+from ..options import Choice, Options, Whole, WholeOr, option, options
 from .client import Client
+from .wire import Kind
 
 Role = Literal["auto", "worker", "server"]
 
@@ -21,6 +24,12 @@ GIL = (
     "the pushes of other ranks, to a twentieth in the worst case; servers on ranks of their own "
     "avoid this"
 )
+
+
+REQUEST = "the worker's request (0: step, 1: push, 13: meet, 14: finish, 16: sum of samples)"
+"""Name of the request compared between the ranks of a worker."""
+
+STEP = 0  #: the number of a step that sends no request
 
 
 class Connected(Protocol):
@@ -39,18 +48,27 @@ class ServerGroup(Group):
     """Workers and servers, with their communicators.
 
     Attributes:
-        workers: ranks of the workers in the world, ordered by worker number.
+        workers: the first rank of each worker in the world, ordered by worker number. These ranks
+            exchange messages with the servers.
         servers: ranks of the servers in the world, ordered by server number.
+        trainers: ranks of all workers in the world, in order.
+        worker: number of this rank's worker; -1 if this rank only serves.
         own: the ranks of this rank's role.
         messages: a duplicate of the world, for messages between workers and servers.
+        within: the ranks of this rank's worker. None if every worker is a single rank.
+        relay: a duplicate of `within`, for the servers' answers.
         connection: of this rank, set by the algorithm.
     """
 
     world: Communicator
     workers: tuple[int, ...]
     servers: tuple[int, ...]
+    trainers: tuple[int, ...]
+    worker: int
     own: Communicator
     messages: Communicator
+    within: Communicator | None = None
+    relay: Communicator | None = None
     connection: Connected = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,12 +76,12 @@ class ServerGroup(Group):
 
     @property
     def serves(self) -> bool:
-        return self._rank not in self.workers
+        return self._rank not in self.trainers
 
     @property
     def shared(self) -> bool:
         """True if every rank is both worker and server."""
-        return self.workers == self.servers
+        return self.trainers == self.servers
 
     @property
     def server(self) -> int:
@@ -71,19 +89,63 @@ class ServerGroup(Group):
         return self.servers.index(self._rank)
 
     def agree(self, problem: str | None, samples: int) -> int:
-        client = self.connection.client
-        return client.in_order(lambda: client.sum_samples(samples))
+        client, of_worker = self.connection.client, self.sum_within(samples, Kind.SUM_SAMPLES)
+        return client.in_order(lambda: client.sum_samples(of_worker))
 
     def agree_on_whole(self, problem: str | None, samples: int) -> None:
         if problem:
             self.fail(problem)
         client = self.connection.client
+        self.sum_within(samples, Kind.AGREE_ON_WHOLE, equal={WHOLE_MINIBATCH: samples})
         client.in_order(lambda: client.agree_on_whole(samples))
 
     def meet(self) -> None:
         if not self.serves:
             client = self.connection.client
+            self.sum_within(0, Kind.MEET)
             client.in_order(client.meet)
+
+    def total_if_alike(self, samples: int) -> int:
+        size = 1 if self.within is None else self.within.size
+        return self.sum_within(samples, STEP) * self.own.size // size
+
+    def sum_within(
+        self,
+        samples: int,
+        request: int,
+        problem: str | None = None,
+        *,
+        equal: Mapping[str, int] | None = None,
+    ) -> int:
+        """Return the sum of `samples` over the ranks of this rank's worker. Collective over these
+        ranks, which wait for each other only here and in requests to servers.
+
+        Args:
+            samples: of this rank.
+            request: the `Kind` of the request that follows; `STEP` for none.
+            problem: of this rank, in one line. Only if a worker has several ranks.
+            equal: integers required to be equal on the worker's ranks, by name.
+        Raises:
+            SharedError: on all ranks of the worker, if any of these ranks has a problem, or if
+                required values differ. The servers then know the problem, too.
+        """
+        if self.within is None:
+            assert problem is None
+            return samples
+        try:
+            return self.within.agree(problem, samples, equal={REQUEST: request, **(equal or {})})
+        except SharedError as error:
+            client, text = self.connection.client, str(error)
+            if client.sends and not self.connection.finished:
+                client.in_order(lambda: self._report_alone(client, text))
+            client.problem = text
+            raise
+
+    @staticmethod
+    def _report_alone(client: Client, text: str) -> None:
+        """Report a problem to all servers, for a worker whose ranks all know the problem."""
+        with client.alone(), contextlib.suppress(SharedError):  # always: the problem itself
+            client.fail(text)
 
     def meet_to_finish(self) -> None:
         pass  # servers already wait until all workers leave
@@ -94,6 +156,8 @@ class ServerGroup(Group):
         text, client = problem, self.connection.client
         if not isinstance(problem, SharedProblem):  # a SharedProblem names its ranks itself
             text = f"{problem} (on rank {self.world.rank})"
+        if self.within is not None:
+            self.sum_within(0, Kind.FAIL, SharedProblem(text))
         client.in_order(lambda: client.fail(text))
         raise SharedError(text)
 
@@ -101,9 +165,10 @@ class ServerGroup(Group):
         self.connection.serve()
 
     def close(self) -> None:
-        """Release this group's two communicators. Collective."""
-        self.own.close()
-        self.messages.close()
+        """Release this group's communicators. Collective."""
+        for comm in (self.relay, self.within, self.own, self.messages):
+            if comm is not None:
+                comm.close()
 
 
 @options
@@ -127,19 +192,75 @@ class ParameterServers(Options, Roles):
         compare=False,
     )
 
+    ranks_per_worker: int | str = option(
+        1,
+        WholeOr("host"),
+        "ranks that train together as one worker: they sum their gradients among themselves, and "
+        "the first of them pushes the sum and pulls the model for all; host: the ranks of each "
+        "host. Not with servers=0, tables or --survive",
+    )
+
     def workers(self, comm: Communicator) -> list[int]:
         return self.assign(comm)[0]
 
     def form(self, comm: Communicator, before: Group | None = None) -> ServerGroup:
         serves = None if before is None else before.serves
-        workers, serving = self.assign(comm, serves)
-        if comm.rank == 0 and comm.size > 1 and workers == serving and before is None:
+        trainers, serving = self.assign(comm, serves)
+        workers = self._workers_of(comm, trainers, serving)
+        if comm.rank == 0 and comm.size > 1 and trainers == serving and before is None:
             warnings.warn(GIL, stacklevel=4)  # points to the line that creates the learner
-        own = comm.split(int(comm.rank not in workers))
+        own = comm.split(int(comm.rank not in trainers))
         if before is not None:
             before.own.rebind(own)
             own = before.own
-        return ServerGroup(comm, tuple(workers), tuple(serving), own, comm.duplicate())
+        within = relay = None
+        numbers = {rank: k for k, ranks in enumerate(workers) for rank in ranks}
+        if len(workers) < len(trainers):
+            within = comm.split(numbers.get(comm.rank, len(workers)))
+            relay = within.duplicate()
+        return ServerGroup(
+            world=comm,
+            workers=tuple(ranks[0] for ranks in workers),
+            servers=tuple(serving),
+            trainers=tuple(trainers),
+            worker=numbers.get(comm.rank, -1),
+            own=own,
+            messages=comm.duplicate(),
+            within=within,
+            relay=relay,
+        )
+
+    def _workers_of(
+        self, comm: Communicator, trainers: Sequence[int], serving: Sequence[int]
+    ) -> list[list[int]]:
+        """Return the ranks of every worker. Collective.
+
+        Raises:
+            UserError: on all ranks, if the ranks cannot be divided so.
+        """
+        given = self.ranks_per_worker
+        if given == 1:
+            return [[rank] for rank in trainers]
+        what = f"ranks_per_worker={given!r}"
+        comm.require_fixed_ranks(f"{what} needs ranks that stay: run without --survive")
+        if isinstance(given, int):
+            if len(trainers) % given:
+                raise SharedError(
+                    f"{what} must divide the number of ranks that train, {len(trainers)}"
+                )
+            workers = [
+                [*trainers[begin : begin + given]] for begin in range(0, len(trainers), given)
+            ]
+        else:
+            by_host: dict[str, list[int]] = {}
+            for rank in trainers:
+                by_host.setdefault(comm.hosts[rank], []).append(rank)
+            workers = list(by_host.values())
+        if len(workers) < len(trainers) and trainers == serving:
+            raise SharedError(
+                f"{what} needs servers on ranks of their own, but with servers=0 every rank serves"
+            )
+        return workers
 
     def assign(
         self, world: Communicator, served: bool | None = None

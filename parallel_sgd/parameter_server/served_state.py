@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import Communicator
 from ..errors import UserError
 from ..kernels import array_module
 from ..local_step import OptimizerState
 from ..state import across
 from .client import Client
+from .roles import ServerGroup
 from .served import COUNTERS_PER_WORKER, SERVER_COUNTERS
 from .wire import LARGEST, Kind
 
@@ -75,17 +75,18 @@ class ServedState:
         """Discard the state, because training continues."""
         self.vectors = self.counters = None
 
-    def collect(self, client: Client, x: Array, buffers: int, comm: Communicator) -> None:
+    def collect(self, client: Client, x: Array, buffers: int, group: ServerGroup) -> None:
         """Fetch the state at the moment when all workers have called this function. Collective.
 
         Args:
             x: [n], the model, for its size and dtype.
             buffers: number of buffers of the servers' optimizer.
-            comm: the workers.
+            group: the workers.
         """
         client.meet()
+        comm, workers = group.own, len(group.workers)
         counters = comm.together(  # reports a failure of worker 0 to all
-            lambda: self._fetch(client, x, buffers, comm.size) if comm.rank == 0 else None
+            lambda: self._fetch(client, x, buffers, workers) if comm.rank == 0 else None
         )
         self.counters = cast(Counters, comm.allgather_object(counters)[0])
 
@@ -93,7 +94,8 @@ class ServedState:
         """Fetch the vectors of all servers, and return the counters."""
         self.vectors = array_module(x).empty((1 + buffers, x.size), x.dtype)
         rows = []
-        answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
+        with client.alone():
+            answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
         for part, body in zip(client.parts, answers, strict=True):
             for i, vector in enumerate(self.vectors):
                 part.put(body[i * part.bytes : (i + 1) * part.bytes].view(x.dtype), vector)
@@ -101,11 +103,12 @@ class ServedState:
         counters = np.stack(rows)
         clocks = counters[:, SERVER_COUNTERS : SERVER_COUNTERS + workers]
         assert (clocks == clocks[0]).all(), f"servers disagree on workers' pushes: {clocks}"
-        client.ask_all(Kind.COPY_TABLES)
+        with client.alone():
+            client.ask_all(Kind.COPY_TABLES)
         return counters
 
     def start_from(
-        self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, comm: Communicator
+        self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, group: ServerGroup
     ) -> None:
         """Set the state for new servers from worker 0's model and optimizer. Local.
 
@@ -116,21 +119,18 @@ class ServedState:
             optimizer: state of worker 0's optimizer: vectors, steps and samples.
             buffers: as for `collect`: 0 if the servers' optimizer has no vectors.
             servers: number of servers.
-            comm: the workers.
+            group: the workers.
         """
         vectors = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
-        self.vectors = array_module(x).stack([x, *vectors]) if comm.rank == 0 else None
-        self.counters = np.zeros(
-            (servers, SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size), np.int64
-        )
+        self.vectors = array_module(x).stack([x, *vectors]) if group.own.rank == 0 else None
+        self.counters = np.zeros((servers, _columns(group)), np.int64)
         self.counters[:, 1:SERVER_COUNTERS] = optimizer.steps, optimizer.samples
 
-    def fits(self, comm: Communicator) -> bool:
+    def fits(self, group: ServerGroup) -> bool:
         """Return True if the state is of the same number of workers."""
-        columns = SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size
-        return self.counters is None or self.counters.shape[1] == columns
+        return self.counters is None or self.counters.shape[1] == _columns(group)
 
-    def reset_workers(self, comm: Communicator) -> tuple[int, Array]:
+    def reset_workers(self, group: ServerGroup) -> tuple[int, Array]:
         """Replace the workers' counters by zeros for the present workers.
 
         All workers then start anew from the servers' model.
@@ -139,19 +139,19 @@ class ServedState:
             The previous number of workers, and the model [n].
         """
         assert self.counters is not None and self.vectors is not None
-        before, columns = self.counters, SERVER_COUNTERS + COUNTERS_PER_WORKER * comm.size
-        self.counters = np.zeros((len(before), columns), np.int64)
+        before = self.counters
+        self.counters = np.zeros((len(before), _columns(group)), np.int64)
         self.counters[:, 1:SERVER_COUNTERS] = before[:, 1:SERVER_COUNTERS]
         return (before.shape[1] - SERVER_COUNTERS) // COUNTERS_PER_WORKER, self.vectors[0]
 
-    def restore(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
+    def restore(self, client: Client, models: Sequence[Array], group: ServerGroup) -> None:
         """Send the state to the servers. Their number may differ from the saved one. Collective.
 
         Args:
             client: of this worker.
             models: [n] each, the models that this worker's next pushes are based on, if servers
                 need the models.
-            comm: the workers.
+            group: the workers.
         Raises:
             UserError: the state has not been collected.
         """
@@ -162,13 +162,20 @@ class ServedState:
             counters = np.tile(counters[:1], (client.servers, 1))
 
         def push() -> None:
-            if comm.rank == 0:
+            if group.own.rank == 0:
                 assert self.vectors is not None
-                client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
+                with client.alone():
+                    client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
 
-        comm.together(push)
-        client.clock = int(counters[0, SERVER_COUNTERS + comm.rank])
-        client.versions = counters[:, SERVER_COUNTERS + 2 * comm.size + comm.rank].tolist()
+        group.own.together(push)
+        worker, workers = group.worker, len(group.workers)
+        client.clock = int(counters[0, SERVER_COUNTERS + worker])
+        client.versions = counters[:, SERVER_COUNTERS + 2 * workers + worker].tolist()
         if models:
             client.push_parts(Kind.PUSH_BACKUP, models)
         self.discard()
+
+
+def _columns(group: ServerGroup) -> int:
+    """Return the number of a server's counters for the group's workers."""
+    return SERVER_COUNTERS + COUNTERS_PER_WORKER * len(group.workers)

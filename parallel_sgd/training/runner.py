@@ -88,7 +88,7 @@ class AlgorithmRunner:
         elif announced_total is not None:
             total = announced_total
         elif algorithm.asynchronous:
-            total = samples * self.group.own.size
+            total = self.group.total_if_alike(samples)
         elif algorithm.has_quorum:
             self.fail(
                 "quorum and grace_s need the samples of all ranks before each step: train on the "
