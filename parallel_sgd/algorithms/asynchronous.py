@@ -54,6 +54,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     in total n values each way (a push in `gradient_bits`). `finish` waits for all workers. The
     default period is 256 samples of each worker.
 
+    With `ranks_per_worker` a worker is several ranks: g_k is their sum, one of them pushes and
+    pulls, and all have the same model. Then the end of a period takes a sum over the worker's ranks
+    and a broadcast, too; with model updates, every step takes a sum.
+
     Source: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (async); Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013
     (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (updates, ramp)

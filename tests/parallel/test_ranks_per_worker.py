@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,7 +50,10 @@ MODES = {
 }
 
 
-def learner_of(comm, ranks_per_worker, optimizer=SGD(lr=0.1), dtype=np.float64, **options):
+PLAIN, MOMENTUM = SGD(lr=0.1), MomentumSGD(lr=0.1)
+
+
+def learner_of(comm, ranks_per_worker, optimizer=PLAIN, dtype=np.float64, **options):
     options = {"servers": 1, **options}
     algorithm = asynchronous(ranks_per_worker=ranks_per_worker, **options)
     return Learner(starting_point(dtype), optimizer, algorithm, comm)
@@ -58,8 +62,10 @@ def learner_of(comm, ranks_per_worker, optimizer=SGD(lr=0.1), dtype=np.float64, 
 def same_within(learner):
     """The ranks of a worker hold the same bits."""
     within = learner.group.within
-    models = [learner.parameters.flat] if within is None else within.allgather_object(
-        learner.parameters.flat.copy()
+    models = (
+        [learner.parameters.flat]
+        if within is None
+        else within.allgather_object(learner.parameters.flat.copy())
     )
     assert all(same_bits(models[0], model) for model in models)
 
@@ -79,7 +85,7 @@ def train(learner, steps=8, *, told=True):
     return models
 
 
-def one_worker_is_data_parallel(comm, optimizer=MomentumSGD(lr=0.1), told=True):
+def one_worker_is_data_parallel(comm, optimizer=MOMENTUM, told=True):
     """A worker of all ranks that train is synchronous SGD on these ranks, to the bit."""
     if comm.size == 1:
         return
@@ -170,6 +176,17 @@ def test_a_pipeline_of_workers():
     assert all(same_bits(models[0], model) for model in models)
 
 
+def test_a_recorded_order_is_repeated(tmp_path):
+    def body(comm, **order):
+        learner = learner_of(comm, 2, **order)
+        train(learner)
+        return finished(comm, learner)
+
+    recorded = simulate(RANKS, lambda comm: body(comm, record=str(tmp_path)))
+    replayed = simulate(RANKS, lambda comm: body(comm, replay=str(tmp_path)))
+    assert same_bits(recorded[0], replayed[0])
+
+
 def test_one_rank_a_worker_changes_nothing():
     """The same client, groups and bits as without the option."""
 
@@ -201,7 +218,7 @@ def test_bytes_between_workers_and_servers(options):
         return sum(comm.allgather_object(own))
 
     plain, halves, quarter = (
-        simulate(RANKS, lambda comm: body(comm, ranks))[0] for ranks in (1, 2, 4)
+        simulate(RANKS, partial(body, ranks_per_worker=ranks))[0] for ranks in (1, 2, 4)
     )
     if "gradient_bits" in options:  # messages of an entropy code differ in length
         assert plain / halves == pytest.approx(2, rel=0.05)
@@ -227,9 +244,7 @@ def few_bits_lose_nothing(comm):
     if not learner.serves:
         residual = learner.state.residual.astype(float)
         assert residual.any() == learner.state.client.sends
-    lost, total = (
-        np.sum(comm.allgather_object(own), axis=0) for own in (residual, inputs)
-    )
+    lost, total = (np.sum(comm.allgather_object(own), axis=0) for own in (residual, inputs))
     applied = starting_point(np.float32).flat - final.astype(float)
     np.testing.assert_allclose(applied + lost, total, atol=1e-4)
 
@@ -346,7 +361,9 @@ def test_tables_are_refused():
     table = psgd.Embedding(name="ids", width=2)
     with pytest.raises(UserError, match="ranks_per_worker=2 must be 1 with tables"):
         DataParallelASGD(ranks_per_worker=2, tables=(table,))
-    with pytest.raises(UserError, match="ranks_per_worker=0 must be a whole number, at least 1, or"):
+    with pytest.raises(
+        UserError, match="ranks_per_worker=0 must be a whole number, at least 1, or"
+    ):
         DataParallelASGD(ranks_per_worker=0)
     assert DataParallelASGD(ranks_per_worker="host").ranks_per_worker == "host"
 
@@ -355,22 +372,23 @@ def test_tables_are_refused():
 def test_a_problem_of_any_rank_ends_all(rank):
     """A bad gradient, and a call of `fail`, on the first and on another rank of a worker."""
 
+    def trained(comm, learner, fails):
+        for step in range(0 if learner.serves else 4):
+            bad = step == 2 and comm.rank == rank
+            learner.announce(1, 4)
+            learner.gradient.flat[:] = np.nan if bad else 1.0
+            if fails and bad:
+                learner.fail("no such file")
+            learner.step(samples=1)
+        learner.finish()
+
     def body(comm, fails):
         learner = learner_of(comm, 2, mode="sync")
         with pytest.raises(UserError, match="no such file" if fails else "not finite"):
-            if learner.serves:
-                learner.finish()
-            for step in range(4):
-                learner.announce(1, 4)
-                learner.gradient.flat[:] = np.nan if step == 2 and comm.rank == rank else 1.0
-                if fails and step == 2 and comm.rank == rank:
-                    learner.fail("no such file")
-                learner.gradient.flat[:] *= 1
-                learner.step(samples=1)
-            learner.finish()
+            trained(comm, learner, fails)
 
     for fails in (True, False):
-        simulate(RANKS, lambda comm: body(comm, fails))
+        simulate(RANKS, partial(body, fails=fails))
 
 
 def test_skipped_together():

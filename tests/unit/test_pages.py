@@ -175,9 +175,10 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/notebooks.md", 2): (as_program, started_once),
     ("docs/parameter_servers.md", 0): (digits, lambda names: None),
     ("docs/parameter_servers.md", 1): (digits, lambda names: None),
-    ("docs/parameter_servers.md", 2): (of_clicks, finished),
-    ("docs/parameter_servers.md", 3): (for_array, finished),
-    ("docs/parameter_servers.md", 4): (with_array, finished),
+    ("docs/parameter_servers.md", 2): (digits, lambda names: None),
+    ("docs/parameter_servers.md", 3): (of_clicks, finished),
+    ("docs/parameter_servers.md", 4): (for_array, finished),
+    ("docs/parameter_servers.md", 5): (with_array, finished),
     ("docs/restarts.md", 0): (with_learner, trained),
     ("docs/tracing.md", 0): (digits, trained),
     ("docs/training.md", 0): (with_torch, ran),
@@ -194,7 +195,7 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
 }
 #: What every worker does, and no server: these are run by one rank, which is both.
-ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
+ALONE = {("docs/parameter_servers.md", 4), ("docs/parameter_servers.md", 5)}
 #: The same of cells, which start their ranks.
 ALONE |= {("docs/notebooks.md", number) for number in range(3)}
 #: Of these, all blocks but those above are run, or compared, by other tests.

@@ -159,6 +159,8 @@ def train_on(
             raise _with_hint(error, options, data, learner.samples) from None
         # A different rank reports if the first worker has failed.
         is_reporter = comm.rank == learner.group.workers[0]
+    if not comm.failed_ranks:  # a worker may have several ranks
+        ranks = ranks_in_words(comm.size, len(workers), len(learner.group.workers))
     ranks += failures_in_words(len(comm.failed_ranks))
     serial = None
     if is_reporter and options.compare_serial:

@@ -166,11 +166,20 @@ def _described(algorithm: Algorithm[Any]) -> str:
     return f"{text}, own bits {dict(own)}" if own else text
 
 
-def ranks_in_words(size: int, workers: int) -> str:
-    """Return "4 ranks", or "4 workers and 1 server"."""
-    if workers == size:
+def ranks_in_words(size: int, trainers: int, workers: int | None = None) -> str:
+    """Return "4 ranks", "4 workers and 1 server", or "2 workers of 4 ranks and 1 server".
+
+    Args:
+        size: number of all ranks.
+        trainers: number of ranks that train.
+        workers: number of workers, if a worker may have several ranks.
+    """
+    if trainers == size:
         return _counted(size, "rank")
-    return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
+    training = _counted(trainers, "worker")
+    if workers not in (None, trainers):
+        training = f"{_counted(workers, 'worker')} of {_counted(trainers, 'rank')}"
+    return f"{training} and {_counted(size - trainers, 'server')}"
 
 
 def failures_in_words(failed: int) -> str:
