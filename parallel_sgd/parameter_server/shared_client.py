@@ -85,7 +85,7 @@ class SharedClient(Client):
     def _await_answers(self, asks: list[Ask]) -> list[Answer]:
         kind: str = WAITS
         content: Any = ""
-        # bounded: the first rank ends every wait, or repeats it with each heartbeat of a server
+        # The first rank ends every wait, or repeats it with each heartbeat of a server.
         while kind == WAITS:
             kind, content = self._relay.allgather_object(None)[0]
         if kind == FAILED:
