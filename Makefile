@@ -164,6 +164,7 @@ audit: $(ENVIRONMENTS:%=.venv/%/installed) .venv/audit/bin/pip-audit
 FAULTS := survive survive-hosts restarts openmpi mpich soak
 figures: .venv/mpich/installed $(FAULTS:%=figures-faults-%)
 	$(call DRAW,training,training-to-loss,training)
+	$(call DRAW,training --bars,training-to-loss,seconds-to-loss)
 	$(call DRAW,training,training-torch-to-loss,training-torch)
 	$(call DRAW,speedup,speedup,speedup)
 	$(call DRAW,convergence,convergence-runs,convergence)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
-from .panels import FilePath, panels, plain_log
+from .panels import COLORS, SMALL, FilePath, panels, plain_log
 
 T = TypeVar("T")
 
@@ -87,15 +87,15 @@ class Report:
     def draw(self, path: FilePath) -> None:
         """Draw the ratio of every row that has one."""
         rows = [row for row in reversed(self.rows) if row.ratio]
-        with panels({"": ""}, path, self.title, size=(12.0, 0.3 * len(rows))) as grid:
+        with panels({"": ""}, path, self.title, width=14.0, height=0.7 + 0.25 * len(rows)) as grid:
             axes = grid[""]
-            axes.axvline(1, color="#d08a3c")
-            axes.plot([row.ratio for row in rows], range(len(rows)), "o", color="#2f6da8")
+            axes.axvline(1, color=COLORS["reference"], linewidth=3)
+            axes.plot([row.ratio for row in rows], range(len(rows)), "o", color=COLORS["measured"])
             names = [f"{row.name}: {_number(row.value)} {row.unit}" for row in rows]
-            axes.set_yticks(range(len(rows)), names, fontsize=9)
+            axes.set_yticks(range(len(rows)), names)
             for y, row in enumerate(rows):
                 text, place = f"of {row.reference}", axes.get_yaxis_transform()
-                axes.text(1.01, y, text, va="center", size=8, transform=place)
+                axes.text(1.01, y, text, va="center", size=SMALL, transform=place)
             axes.set_xscale("log")
             plain_log(axes.xaxis)
             axes.set_xlabel("ratio to the reference at the right")

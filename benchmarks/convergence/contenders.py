@@ -19,6 +19,7 @@ from parallel_sgd import (
     SparseLoCo,
 )
 
+from ..panels import COLORS
 from .top_k import TopK
 
 Options = tuple[tuple[str, Any], ...]  #: an algorithm's options by name, as a value
@@ -97,33 +98,43 @@ def _entropy(name: str, title: str, color: str, make: Any, **how: Any) -> dict[s
 
 
 ALGORITHMS = {
-    "serial": Contender("serial SGD", ("black", "-"), DataParallelSGD, ranks=(1,)),
+    "serial": Contender("serial SGD", (COLORS["reference"], "-"), DataParallelSGD, ranks=(1,)),
     "serial Adam": Contender(
-        "serial Adam", ("black", ":"), DataParallelSGD, ranks=(1,), optimizer="Adam"
+        "serial Adam", (COLORS["reference"], ":"), DataParallelSGD, ranks=(1,), optimizer="Adam"
     ),
     "32 bits": Contender(
-        "data-parallel, 32 bits", ("#4878a8", "-"), DataParallelSGD, ranks=SYNCHRONOUS, rates=BOTH
+        "data-parallel, 32 bits",
+        (COLORS["32 bit"], "-"),
+        DataParallelSGD,
+        ranks=SYNCHRONOUS,
+        rates=BOTH,
     ),
     "1 bit": Contender(
-        "data-parallel, 1 bit, sign", ("#4878a8", "--"), DataParallelSGD, ONE_BIT, **UNCOMPRESSED
+        "data-parallel, 1 bit, sign",
+        (COLORS["1 bit"], "--"),
+        DataParallelSGD,
+        ONE_BIT,
+        **UNCOMPRESSED,
     ),
     "1 bit without": Contender(
         "1 bit without error feedback",
-        ("#cc4444", "-"),
+        (COLORS["no error feedback"], "-"),
         DataParallelSGD,
         (*ONE_BIT, ("error_feedback", False)),
         **UNCOMPRESSED,
     ),
-    "averaging": _local("model averaging", "#e08214", "-", ModelAveragingSGD, ranks=GROWING),
+    "averaging": _local(
+        "model averaging", COLORS["model averaging"], "-", ModelAveragingSGD, ranks=GROWING
+    ),
     "averaging 1 bit": _local(
         "model averaging, 1 bit, sign",
-        *("#e08214", "--", ModelAveragingSGD, ONE_BIT),
+        *(COLORS["model averaging"], "--", ModelAveragingSGD, ONE_BIT),
         rates=("as 32 bits",),
         peer="averaging",
     ),
     "BMUF": _local(
         "block momentum",
-        *("#2a8a4a", "-", BlockMomentumSGD),
+        *(COLORS["block momentum"], "-", BlockMomentumSGD),
         ranks=GROWING,
         rates=("tuned", "equal", "gain 1"),
         tuned=MOMENTA,
@@ -132,7 +143,7 @@ ALGORITHMS = {
     **{
         f"BMUF {bits} bits": _local(
             f"block momentum, {bits} bits",
-            *("#2a8a4a", dashes, BlockMomentumSGD, (("gradient_bits", bits),)),
+            *(COLORS["block momentum"], dashes, BlockMomentumSGD, (("gradient_bits", bits),)),
             rates=("as 32 bits",),
             peer="BMUF",
         )
@@ -140,27 +151,35 @@ ALGORITHMS = {
     },
     "BMUF 1 bit": _local(
         "block momentum, 1 bit, sign",
-        *("#2a8a4a", "--", BlockMomentumSGD, ONE_BIT),
+        *(COLORS["block momentum"], "--", BlockMomentumSGD, ONE_BIT),
         rates=AS_WHOLE,
         tuned=MOMENTA,
         peer="BMUF",
     ),
     **_entropy(
-        *("BMUF", "block momentum", "#1abc9c", BlockMomentumSGD), ranks=COMPRESSED, tuned=MOMENTA
+        *("BMUF", "block momentum", COLORS["block momentum"], BlockMomentumSGD),
+        ranks=COMPRESSED,
+        tuned=MOMENTA,
     ),
-    **_entropy("averaging", "model averaging", "#f7b267", ModelAveragingSGD),
-    **_entropy("SlowMo", "SlowMo", "#c39bd3", SlowMo),
-    **_entropy("DiLoCo", "DiLoCo (Adam)", "#c8a882", DiLoCo, optimizer="Adam"),
+    **_entropy("averaging", "model averaging", COLORS["model averaging"], ModelAveragingSGD),
+    **_entropy("SlowMo", "SlowMo", COLORS["SlowMo"], SlowMo),
+    **_entropy("DiLoCo", "DiLoCo (Adam)", COLORS["DiLoCo"], DiLoCo, optimizer="Adam"),
     "classical": _local(
         "classical block momentum",
-        *("#8bc34a", "-", BlockMomentumSGD, (("use_nesterov_momentum", False),)),
+        *(COLORS["block momentum"], ":", BlockMomentumSGD, (("use_nesterov_momentum", False),)),
         tuned=MOMENTA,
         peer="BMUF",
     ),
-    "CNTK": _local("CNTK's block momentum", "#8bc34a", ":", CNTKBlockMomentumSGD, peer="BMUF"),
-    "SlowMo": _local("SlowMo", "#8e5ea2", "-", SlowMo, peer="averaging"),
+    "CNTK": _local(
+        "CNTK's block momentum",
+        COLORS["block momentum"],
+        (0, (1, 3)),
+        CNTKBlockMomentumSGD,
+        peer="BMUF",
+    ),
+    "SlowMo": _local("SlowMo", COLORS["SlowMo"], "-", SlowMo, peer="averaging"),
     "DiLoCo": _local(
-        *("DiLoCo (Adam)", "#8c6d4f", "-", DiLoCo),
+        *("DiLoCo (Adam)", COLORS["DiLoCo"], "-", DiLoCo),
         optimizer="Adam",
         rates=("tuned",),
         peer="serial Adam",
@@ -175,21 +194,21 @@ def _sent(title: str, color: str, marker: str, bits: float, **options: Any) -> C
 
 def _power(rank: int) -> Contender:
     options = (("rank", rank), ("transport", "collective"))
-    return Contender(f"PowerSGD, rank {rank}", ("#8e5ea2", "o"), PowerSGD, options)
+    return Contender(f"PowerSGD, rank {rank}", (COLORS["PowerSGD"], "o"), PowerSGD, options)
 
 
 GRADIENTS = {
-    "32": _sent("32 bits", "black", "o", 32),
-    "16": _sent("16 bits, float16", "black", "s", 16),
-    "4": _sent("4 bits", "#4878a8", "s", 4),
-    "4-entropy": _sent("4 bits, entropy code", "#2a8a4a", "o", 4, code="entropy"),
-    "2": _sent("2 bits", "#2a8a4a", "o", 2),
-    "1": _sent("1 bit", "#2a8a4a", "o", 1),
-    "0.5": _sent("0.5 bit", "#2a8a4a", "o", 0.5),
-    "0.25": _sent("0.25 bit", "#2a8a4a", "o", 0.25),
-    "0.1": _sent("0.1 bit", "#2a8a4a", "o", 0.1),
-    "sign": _sent("1 bit, sign", "#cc4444", "x", 1, code="sign"),
-    "top-k": _sent("top 16 of 1024", "#e08214", "v", TopK.bits),
+    "32": _sent("32 bits", COLORS["32 bit"], "o", 32),
+    "16": _sent("16 bits, float16", COLORS["16 bit"], "s", 16),
+    "4": _sent("4 bits", COLORS["4 bit"], "s", 4),
+    "4-entropy": _sent("4 bits, entropy code", COLORS["4 bit"], "o", 4, code="entropy"),
+    "2": _sent("2 bits", COLORS["2 bit"], "o", 2),
+    "1": _sent("1 bit", COLORS["1 bit"], "o", 1),
+    "0.5": _sent("0.5 bit", COLORS["0.5 bit"], "o", 0.5),
+    "0.25": _sent("0.25 bit", COLORS["0.25 bit"], "o", 0.25),
+    "0.1": _sent("0.1 bit", COLORS["0.1 bit"], "o", 0.1),
+    "sign": _sent("1 bit, sign", COLORS["1 bit"], "X", 1, code="sign"),
+    "top-k": _sent("top 16 of 1024", COLORS["top-k"], "v", TopK.bits),
     "PowerSGD-1": _power(1),
     "PowerSGD-4": _power(4),
 }
@@ -197,18 +216,24 @@ GRADIENTS = {
 with rank 1, and as half a bit of bytes-1024 with rank 4."""
 
 BEGINNINGS = {
-    "4-then-1": replace(_sent("4 bits for 1/16, then 1 bit", "#8bc34a", "^", 1), first=(4, 1 / 16)),
+    "4-then-1": replace(
+        _sent("4 bits for 1/16, then 1 bit", COLORS["1 bit"], "^", 1), first=(4, 1 / 16)
+    ),
     "1-then-0.25": replace(
-        _sent("1 bit for 1/8, then 0.25 bit", "#8bc34a", "^", 0.25), first=(1, 1 / 8)
+        _sent("1 bit for 1/8, then 0.25 bit", COLORS["0.25 bit"], "^", 0.25), first=(1, 1 / 8)
     ),
 }
 """More bits in the beginning, while gradients change most."""
 
 
-def _long(title: str, make: Any, options: Options = (), *tuned: Options) -> Contender:
-    """Return blocks of `LONG_BLOCK` minibatches with a kept inner state, and options to tune."""
+def _long(title: str, method: str, make: Any, options: Options = (), *tuned: Options) -> Contender:
+    """Return blocks of `LONG_BLOCK` minibatches with a kept inner state, and options to tune.
+
+    Args:
+        method: the name in the palette.
+    """
     options = (("sync_steps", LONG_BLOCK), ("transport", "collective"), *options)
-    return Contender(title, ("#2a8a4a", "o"), make, options, tuned=((), *tuned))
+    return Contender(title, (COLORS[method], "o"), make, options, tuned=((), *tuned))
 
 
 def _outer_rate(*rates: float) -> tuple[Options, ...]:
@@ -216,31 +241,38 @@ def _outer_rate(*rates: float) -> tuple[Options, ...]:
 
 
 LONG_BLOCKS = {
-    "long averaging": _long("model averaging", ModelAveragingSGD),
+    "long averaging": _long("model averaging", "model averaging", ModelAveragingSGD),
     "long BMUF": _long(
+        "block momentum",
         "block momentum",
         BlockMomentumSGD,
         (("reset_sgd_momentum", False),),
         (("block_momentum", 0.5),),
     ),
-    "long SlowMo": _long("SlowMo", SlowMo, (), (("slow_momentum", 0.7),)),
-    "long DiLoCo": _long("DiLoCo", DiLoCo, (), *_outer_rate(0.4)),
-    "long DiLoCo 4": _long("DiLoCo, 4 bits", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)),
+    "long SlowMo": _long("SlowMo", "SlowMo", SlowMo, (), (("slow_momentum", 0.7),)),
+    "long DiLoCo": _long("DiLoCo", "DiLoCo", DiLoCo, (), *_outer_rate(0.4)),
+    "long DiLoCo 4": _long(
+        "DiLoCo, 4 bits", "DiLoCo", DiLoCo, (("gradient_bits", 4),), *_outer_rate(0.4)
+    ),
     "long Streaming": _long(
         "DiLoCo in 4 fragments",
+        "DiLoCo",
         DiLoCo,
         # The exchange of a fragment runs beside 4 steps of 4 ranks with minibatches of 8.
         (("fragments", 4), ("overlap_samples", 128), ("merge_weight", 0.5)),
         *_outer_rate(0.4),
     ),
-    "long SparseLoCo": _long("SparseLoCo, a quarter of a bit", SparseLoCo, (), *_outer_rate(0.7)),
+    "long SparseLoCo": _long(
+        "SparseLoCo, a quarter of a bit", "SparseLoCo", SparseLoCo, (), *_outer_rate(0.7)
+    ),
     "long top-k": _long(
         "SparseLoCo, top 64 of 4096",
+        "SparseLoCo",
         SparseLoCo,
         (("gradient_bits", 0.22), ("code", "top-k"), ("block_size", 4096)),
         *_outer_rate(0.7),
     ),
-    "long DES-LOC": _long("DES-LOC", DESLOC),
+    "long DES-LOC": _long("DES-LOC", "DES-LOC", DESLOC),
 }
 """Today's local updates. SparseLoCo has a quarter of a bit in an entropy code by default."""
 

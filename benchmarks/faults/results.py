@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..panels import FilePath, panels
+from ..panels import COLORS, SMALL, FilePath, panels
 from ..report import Report, machine, table
 from ..statistics import Comparison, compare
 from .scenarios import SCENARIOS
 
-AS_EXPECTED, NOT_SO, TO_END = "#2f6da8", "#c0392b", "#d08a3c"
 MOST_LINES = 60  #: of a figure
 EQUIVALENT = 0.01  #: nats: mean losses that differ by less are equally good
 FEWEST_LOSSES = 10  #: below, losses are not compared
@@ -143,33 +142,48 @@ class Summary(Report):
         return {"title": self.title, **asdict(self.results)}
 
     def draw(self, path: FilePath) -> None:
-        """Draw the expected outcomes on the left, and the seconds after a fault on the right.
+        """Draw the runs with the required outcome, and the seconds after a fault.
 
         A line is a family in a scenario, or a whole scenario if there are too many lines.
         """
+        scenarios = {scenario for scenario, _ in self.rows_of}
         lines: dict[str, list[Outcome]] = {}
         for (scenario, family), outcomes in self.rows_of.items():
-            name = scenario if len(self.rows_of) > MOST_LINES else f"{scenario}: {family}"
+            name = family if len(scenarios) == 1 else f"{scenario}: {family}"
+            name = scenario if len(self.rows_of) > MOST_LINES else name
             lines.setdefault(name, []).extend(hits(outcomes))
-        size, legend = (6.5, 1 + 0.28 * len(lines)), ("outside lower right", 2)
-        titles, notes = {"runs": "", "seconds": ""}, [self.sums()]
+        titles = {
+            "runs": "runs as required (red: not)",
+            "recovery": "to the first step after a fault",
+            "end": "to the end of the job",
+        }
+        of = f", {min(scenarios)}" if len(scenarios) == 1 else ""
+        color, failed = COLORS["measured"], COLORS["failed"]
         with panels(
-            titles, path, self.title, size=size, notes=notes, legend=legend, sharey=True
+            titles,
+            path,
+            f"{self.title}{of}",
+            columns=3,
+            height=0.7 + 0.16 * len(lines),
+            notes=[self.sums()],
+            sharey=True,
+            width_ratios=[1, 1.2, 1.2],
         ) as axes:
-            counts, seconds = axes["runs"], axes["seconds"]
-            recovered, ended = [], []  # points: seconds, and line
+            counts, most = axes["runs"], max(map(len, lines.values()), default=0)
             for y, hit in enumerate(reversed(lines.values())):
                 met = sum(outcome.met for outcome in hit)
-                counts.barh(y, met, color=AS_EXPECTED)
-                counts.barh(y, len(hit) - met, left=met, color=NOT_SO)
-                recovered += [(s, y) for outcome in hit for s in outcome.recovery_s]
-                ended += [(outcome.seconds, y) for outcome in hit]
-            for points, color, label in (
-                (recovered, AS_EXPECTED, "to the first step after it"),
-                (ended, TO_END, "to the job's end"),
-            ):
-                x, line = zip(*points, strict=True) if points else ((), ())
-                seconds.plot(x, line, "|", color=color, alpha=0.6, label=label)
-            counts.set_yticks(range(len(lines)), [*reversed(lines)], fontsize=8)
-            counts.set_xlabel("runs (red: not as they must be)")
-            seconds.set_xlabel("seconds from the fault")
+                counts.barh(y, met, color=color, height=0.7)
+                counts.barh(y, len(hit) - met, left=met, color=failed, height=0.7)
+                counts.text(len(hit) + 0.02 * most, y, str(len(hit)), va="center", size=SMALL)
+                recovered = [s for outcome in hit for s in outcome.recovery_s]
+                ended = [outcome.seconds for outcome in hit]
+                for key, seconds in (("recovery", recovered), ("end", ended)):
+                    how = {"color": color, "alpha": 0.5, "markersize": 6}
+                    axes[key].plot(seconds, [y] * len(seconds), "|", **how)
+            counts.set_yticks(range(len(lines)), [*reversed(lines)], size=SMALL)
+            counts.set_ylim(-0.7, len(lines) - 0.3)
+            counts.set_xlim(0, 1.15 * most)
+            counts.set_xlabel("runs")
+            for key in ("recovery", "end"):
+                axes[key].set_xlim(0)
+                axes[key].set_xlabel("seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..panels import FilePath, panels
+from ..panels import COLORS, FilePath, Label, label_ends, panels
 from ..report import Report, machine, table
 from .diary import diaries
 from .job import Job, Settings, processes_left
@@ -154,13 +155,18 @@ class Soaked(Report):
 
     def draw(self, path: FilePath) -> None:
         """Draw a panel for each quantity, a line for each process."""
-        size, notes = (11.0, 2.7), [self.count]
+        colors = dict(zip(PARTS, (COLORS["measured"], COLORS["also measured"]), strict=True))
+        title, notes = f"{self.title}: a line for each rank", [self.count]
         with panels(
-            QUANTITIES, path, self.title, columns=1, size=size, notes=notes, sharex=True
+            QUANTITIES, path, title, columns=1, height=1.6, notes=notes, sharex=True
         ) as grid:
             for name, axes in grid.items():
-                for (part, rank), own in self.soak.lines().items():
-                    values = [getattr(sample, name) for sample in own]
-                    axes.plot([s.time_s / 60 for s in own], values, label=f"{part}, rank {rank}")
+                ends = {}
+                for (part, _), own in self.soak.lines().items():
+                    x, y = [s.time_s / 60 for s in own], [getattr(s, name) for s in own]
+                    axes.plot(x, y, color=colors[part], linewidth=1, alpha=0.7)
+                    ends[part] = Label(textwrap.fill(part, 14), x[-1], y[-1], colors[part])
                 axes.set_ylim(bottom=0)
+                axes.margins(x=0.01)
+                label_ends(axes, [*ends.values()])
             axes.set_xlabel("minutes")

@@ -149,4 +149,5 @@ class Summary(Report):
         return {"title": self.title, **asdict(self.results)}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        draw(self.results, self.title, self.notes(), Path(path))
+        notes = [*self.notes(), "Model averaging, SlowMo and DiLoCo: in the table alone."]
+        draw(self.results, self.title, notes, Path(path))

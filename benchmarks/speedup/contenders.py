@@ -22,6 +22,7 @@ from parallel_sgd.planning import Job
 from parallel_sgd.planning.candidates import Blocks, Candidate, DataParallel, Servers
 
 from ..convergence.tasks import CONTEXT, TASKS
+from ..panels import COLORS
 
 BATCH = 256  #: samples of each worker in a minibatch
 WIDTHS = (384, 384)
@@ -67,42 +68,39 @@ class OneServer(Servers):
 class Contender:
     """
     Attributes:
-        style: color and marker in figures.
+        color: in figures.
         algorithm: with all its options.
         candidate: of the planner; None: unknown to the planner.
         optimizer: by its name in `OPTIMIZERS`.
         servers: hosts beside those of the workers.
     """
 
-    style: tuple[str, str]
+    color: str
     algorithm: Algorithm[Any]
     candidate: Candidate | None
     optimizer: str = "momentum"
     servers: int = 0
 
 
-def _blocks(
-    color: str, marker: str, algorithm: type[LocalUpdates], optimizer: str = "momentum"
-) -> Contender:
+def _blocks(color: str, algorithm: type[LocalUpdates], optimizer: str = "momentum") -> Contender:
     candidate = ShortBlocks(32, algorithm)
-    return Contender((color, marker), algorithm(sync_steps=PERIOD), candidate, optimizer)
+    return Contender(color, algorithm(sync_steps=PERIOD), candidate, optimizer)
 
 
 SERIAL = "32 bit"  #: what is serial SGD where there is one worker
 
-#: In the order of tables. Okabe and Ito's colors, which colour-blind people can tell apart, and one
-#: of Tol's.
+#: In the order of tables.
 CONTENDERS = {
-    SERIAL: Contender(("#000000", "o"), DataParallelSGD(), DataParallel(32)),
-    "4 bit": Contender(("#0072B2", "s"), DataParallelSGD(gradient_bits=4), DataParallel(4)),
-    "1 bit": Contender(("#56B4E9", "D"), DataParallelSGD(gradient_bits=1), DataParallel(1)),
-    "PowerSGD rank 4": Contender(("#009E73", "^"), PowerSGD(rank=4), None),
-    "block momentum": _blocks("#D55E00", "P", BlockMomentumSGD),
-    "model averaging": _blocks("#E69F00", "v", ModelAveragingSGD),
-    "SlowMo": _blocks("#CC79A7", "X", SlowMo),
-    "DiLoCo (Adam)": _blocks("#882255", "h", DiLoCo, "Adam"),
+    SERIAL: Contender(COLORS["32 bit"], DataParallelSGD(), DataParallel(32)),
+    "4 bit": Contender(COLORS["4 bit"], DataParallelSGD(gradient_bits=4), DataParallel(4)),
+    "1 bit": Contender(COLORS["1 bit"], DataParallelSGD(gradient_bits=1), DataParallel(1)),
+    "PowerSGD rank 4": Contender(COLORS["PowerSGD"], PowerSGD(rank=4), None),
+    "block momentum": _blocks(COLORS["block momentum"], BlockMomentumSGD),
+    "model averaging": _blocks(COLORS["model averaging"], ModelAveragingSGD),
+    "SlowMo": _blocks(COLORS["SlowMo"], SlowMo),
+    "DiLoCo (Adam)": _blocks(COLORS["DiLoCo"], DiLoCo, "Adam"),
     "asynchronous": Contender(
-        *(("#7F7F7F", "*"), DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32)),
+        *(COLORS["asynchronous"], DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32)),
         optimizer="SGD",
         servers=1,
     ),

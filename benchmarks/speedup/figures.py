@@ -1,32 +1,32 @@
-"""Two panels: speed-up against accuracy, and samples a second against workers."""
+"""Figures: speed-up against accuracy, and samples a second against workers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..panels import Axes, panels, plain_log
+from ..panels import COLORS, SMALL, Axes, Label, label_ends, label_points, panels, plain_log
 from .contenders import CONTENDERS, SERIAL
 from .results import Point, Predicted, Results, Spread
 
 Line = tuple[tuple[int, float], ...]  #: workers and samples a second
 
-IDEAL = "#999999"
-SHOWN = 0.6  #: of the best accuracy: who has less is named, and the axis not stretched for them
+#: The contenders that are drawn. Those left out are as fast as block momentum.
+DRAWN = (SERIAL, "4 bit", "1 bit", "PowerSGD rank 4", "block momentum", "asynchronous")
+SHOWN = 0.6  #: of the best accuracy: points below are named, and the axis not stretched for them
 
 
 def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None:
     """Draw both panels, with notes below."""
     titles = {
-        "learning": "(a) speed-up and accuracy, after the same samples",
-        "scaling": "(b) samples/s: measured (solid), planned (dashed)",
+        "learning": "(a) accuracy and speed-up after the same samples; in the markers: workers",
+        "scaling": "(b) samples/s: measured (solid, with bars), planned (dashed)",
     }
-    points, legend = results.points(), ("outside right upper", 1)
-    with panels(titles, path, title, size=(7.5, 6.5), notes=notes, legend=legend) as axes:
+    points = [point for point in results.points() if point.contender in DRAWN]
+    with panels(titles, path, title, columns=1, height=3.4, notes=notes) as axes:
         _learning(axes["learning"], points)
-        _scaling(axes["scaling"], points, results.predicted)
+        _scaling(axes["scaling"], points, [p for p in results.predicted if p.contender in DRAWN])
 
 
 def _learning(axes: Axes, points: Sequence[Point]) -> None:
@@ -34,73 +34,67 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
     best = max((p.accuracy.middle for p in points if p.accuracy), default=0.0)
     low = [p for p in points if p.accuracy and p.accuracy.middle < SHOWN * best]
     points = [p for p in points if p not in low]
-    for i, (name, contender) in enumerate(CONTENDERS.items()):
-        color, marker = contender.style
+    labels, bars = [], []
+    for name, contender in CONTENDERS.items():
+        color = contender.color
         those = [(p, p.accuracy) for p in points if p.contender == name and p.accuracy]
         parallel = [(p, accuracy) for p, accuracy in those if p.workers > 1]
         line = [(p.average.middle, accuracy.middle) for p, accuracy in parallel]
         if line:
             axes.plot(*zip(*line, strict=True), color=color, linewidth=0.8, alpha=0.5, zorder=1)
+            labels.append(Label(name, parallel[-1][0].peak, line[-1][1], color))
         for p, accuracy in parallel:
             x, y = p.average.middle, accuracy.middle
-            axes.plot([x, p.peak], [y, y], ":", color=color, linewidth=1, zorder=2)
-            axes.plot(p.peak, y, marker, color=color, fillstyle="none", markersize=5, zorder=3)
-            bars = {"xerr": _bars([p.average]), "yerr": _bars([accuracy])}
-            how = {"color": color, "markersize": 7, "elinewidth": 1}
-            axes.errorbar(x, y, fmt=marker, capsize=2, zorder=4, **bars, **how)
-            angle = 2 * math.pi * (i + 0.5) / len(CONTENDERS)  # points may coincide
-            axes.annotate(
-                str(p.workers),
-                (x, y),
-                xytext=(11 * math.cos(angle), 11 * math.sin(angle)),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                color=color,
-                fontsize=9,
-                zorder=5,
-            )
+            bars += axes.plot([x, p.peak], [y, y], ":", color=color, linewidth=1, zorder=2)
+            axes.plot(p.peak, y, "o", color=color, fillstyle="none", markersize=4, zorder=3)
+            spreads = {"xerr": _bars([p.average]), "yerr": _bars([accuracy])}
+            point = axes.errorbar(x, y, fmt="o", color=color, markersize=9, elinewidth=1, **spreads)
+            bars += [point.lines[0], *point.lines[2]]
+            how = {"ha": "center", "va": "center_baseline", "zorder": 5, "color": "white"}
+            axes.text(x, y, str(p.workers), size=SMALL - 1, **how)
         for p, accuracy in those:
             if p.workers == 1:
                 y, place = accuracy.middle, axes.get_yaxis_transform()
-                axes.axhline(y, color=IDEAL, linewidth=1, linestyle="--", zorder=0)
-                how = {"color": "black", "markersize": 9, "markerfacecolor": "white"}
-                axes.errorbar(1, y, yerr=_bars([accuracy]), fmt="o", capsize=2, zorder=4, **how)
-                how = {"ha": "right", "va": "bottom", "fontsize": 9, "color": "#555555"}
+                axes.axhline(y, color=COLORS["reference"], linewidth=3, zorder=0)
+                how = {"ha": "right", "va": "bottom", "size": SMALL, "color": "#555555"}
                 axes.text(0.99, y, "serial SGD", transform=place, **how)
     if low:
         names = "\n".join(f"{p.contender}, {p.workers} workers" for p in low)
         text = f"below {SHOWN * best:.0f} %:\n{names}"
-        axes.text(0.01, 0.01, text, transform=axes.transAxes, fontsize=9)
-    axes.set_xlim(0)
-    axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow); numbers: workers")
-    axes.set_ylabel("accuracy of the next byte, % of the test set")
+        axes.text(0.01, 0.03, text, transform=axes.transAxes, size=SMALL)
+    axes.margins(0.06)
+    axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
+    axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow)")
+    axes.set_ylabel("accuracy, % of the test bytes")
+    if labels:
+        label_points(axes, labels, bars, radius=5)
 
 
 def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]) -> None:
-    """Draw measured rates solid with markers, planned rates dashed."""
+    """Draw measured rates solid with bars, planned rates dashed."""
     (serial,) = (p.samples_per_s.middle for p in points if (p.contender, p.workers) == (SERIAL, 1))
     workers = sorted({*(p.workers for p in points), *(one.workers for one in predicted)})
     ideal = [k * serial for k in workers]
-    axes.plot(workers, ideal, color=IDEAL, linewidth=4, alpha=0.4, zorder=0, label="ideal")
-    axes.plot([], [], color="black", linestyle="--", linewidth=1.4, label="the planner's")
+    axes.plot(workers, ideal, color=COLORS["reference"], linewidth=4, alpha=0.5, zorder=0)
+    labels = [Label("ideal", workers[-1], ideal[-1], "#777777")]
+    unplanned = []
     dashed = _dashed(predicted)
     for i, (name, contender) in enumerate(CONTENDERS.items()):
-        color, marker = contender.style
+        color = contender.color
         those = [p for p in points if p.contender == name]
+        if not those:
+            continue
         aside = 2 ** (0.025 * (i - len(CONTENDERS) // 2))  # beside each other
         spreads = [p.samples_per_s for p in those]
-        axes.errorbar(
-            [p.workers * aside for p in those],
-            [spread.middle for spread in spreads],
-            yerr=_bars(spreads),
-            label=name if those else None,
-            **{"color": color, "marker": marker, "markersize": 6, "linewidth": 1.4},
-            **{"capsize": 2, "elinewidth": 1, "zorder": 3},
-        )
+        x, y = [p.workers * aside for p in those], [spread.middle for spread in spreads]
+        how = {"color": color, "marker": "o", "markersize": 3.5, "linewidth": 1.4, "capsize": 2}
+        axes.errorbar(x, y, yerr=_bars(spreads), elinewidth=1, zorder=3, **how)
         if name in dashed:
             line, style = dashed[name]
             axes.plot(*zip(*line, strict=True), color=color, linestyle=style, linewidth=1.4)
+            labels.append(Label(name, *line[-1], color))
+        else:
+            unplanned.append(Label(f"{name} (not planned)", x[-1], y[-1], color))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(workers, [f"{k}" for k in workers])
@@ -109,6 +103,9 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
     axes.minorticks_off()
     axes.set_xlabel("workers")
     axes.set_ylabel("samples/s of all workers, in steps")
+    label_ends(axes, labels)
+    if unplanned:
+        label_points(axes, unplanned)
 
 
 def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:

@@ -64,10 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=positive, default=3, help="with --to-loss: runs of each (default: 3)")
     runs = "with --to-loss: the JSON of an earlier run, whose steps are not counted again"
     add("--runs", metavar="FILE", help=runs)
+    bars = "the figure has bars: seconds to the last loss of DDP, its best hook, and two of ours"
+    add("--bars", action="store_true", help=bars)
 
 
 def read(options: argparse.Namespace) -> Summary:
-    return Summary(load(options.table, Results))
+    return Summary(load(options.table, Results), bars=options.bars)
 
 
 def main(options: argparse.Namespace) -> Summary:
@@ -101,7 +103,7 @@ def main(options: argparse.Namespace) -> Summary:
     for rate in [math.inf] if options.here else options.rate:
         times = ask("step_times", rate, **asked)
         results.times += [StepTime(rate=rate_text(rate), **time) for time in times]
-    return Summary(results)
+    return Summary(results, bars=options.bars)
 
 
 def _names(options: argparse.Namespace) -> list[str]:
@@ -110,6 +112,8 @@ def _names(options: argparse.Namespace) -> list[str]:
         raise UserError(f"hosts={options.hosts} must be at least 2: alone nobody communicates")
     if options.figure and not options.to_loss:
         raise UserError(NO_FIGURE)
+    if options.bars and not options.figure:
+        raise UserError("--bars goes with --figure")
     if options.runs and not options.to_loss:
         raise UserError(f"--runs {options.runs} goes with --to-loss")
     if not options.torch:

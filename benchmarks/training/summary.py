@@ -13,7 +13,7 @@ from ..panels import FilePath
 from ..report import Report, machine, table
 from .contenders import CONTENDERS, PLAIN
 from .costs import Memory, OwnCost
-from .figures import TIMES, draw_ways
+from .figures import TIMES, draw_bars, draw_ways
 from .step_times import StepTime
 from .to_loss import Goal, Learned, ToLoss, goal_of, to_losses
 
@@ -89,11 +89,15 @@ class Results:
 
 
 class Summary(Report):
-    """A report on the results: tables, and figures."""
+    """A report on the results: tables, and a figure.
 
-    def __init__(self, results: Results) -> None:
+    Args:
+        bars: whether the figure has bars, of four contenders to the last loss alone.
+    """
+
+    def __init__(self, results: Results, *, bars: bool = False) -> None:
         super().__init__(results.title)
-        self.results = results
+        self.results, self.bars = results, bars
 
     def print(self) -> None:
         results = self.results
@@ -108,7 +112,7 @@ class Summary(Report):
         return asdict(self.results)
 
     def draw(self, path: FilePath) -> None:
-        """Draw the ways to a loss: training.png means training-to-loss.png.
+        """Draw the ways to a loss: training.png means training-to-loss.png, except for bars.
 
         Raises:
             UserError: only steps were measured.
@@ -116,8 +120,14 @@ class Summary(Report):
         ways, path = self.results.ways(), Path(path)
         if not ways:
             raise UserError(NO_FIGURE)
-        title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
-        draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
+        what = "PyTorch's transformer" if self.results.torch else "a byte-level language model"
+        title = f"Seconds until {what} reaches a test loss, on {self.results.hosts} hosts"
+        if self.bars:
+            last = f"a test loss of {self.results.goal.targets[-1]:g} nats"
+            draw_bars(ways, title.replace("a test loss", last), path)
+            return
+        path = path.with_stem(f"{path.stem}-to-loss")
+        draw_ways(ways, title, path, modules=self.results.torch)
 
 
 def _by_contender(title: str, columns: Mapping[str, Mapping[str, str]]) -> list[str]:

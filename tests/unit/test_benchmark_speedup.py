@@ -106,12 +106,12 @@ def test_the_figure(results, tmp_path, monkeypatch):
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
     learned, scaled = drawn[0].axes
     assert "speed-up" in learned.get_xlabel() and "%" in learned.get_ylabel()
-    assert {text.get_text() for text in learned.texts} == {"4", "serial SGD"}
+    assert {text.get_text() for text in learned.texts} == {"4", "1 bit", "serial SGD"}
     ideal = scaled.lines[0]
     assert [*ideal.get_ydata()] == pytest.approx([k * BATCH / 0.0125 for k in (1, 4, 8)])
     (planned,) = (line for line in scaled.lines if [*line.get_xdata()] == [4, 8])
     assert [*planned.get_ydata()] == [24_000, 40_000]
-    assert len({contender.style for contender in CONTENDERS.values()}) == len(CONTENDERS)
+    assert len({contender.color for contender in CONTENDERS.values()}) == len(CONTENDERS)
 
 
 def test_who_has_learned_too_little_is_named(results):
