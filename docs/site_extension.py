@@ -43,7 +43,12 @@ CONTENTS = {
         *("algorithms", "design", "planning", "tracing", "misuse", "security"),
         *("decisions/*", "glossary"),
     ),
-    "How well it works": ("measurements", "experiments", "../benchmarks/results/README"),
+    "How well it works": (
+        "measurements",
+        "measurements/*",
+        "experiments",
+        "../benchmarks/results/README",
+    ),
 }
 LAST = ("../hostfiles/README", "../CHANGELOG")
 

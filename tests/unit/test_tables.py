@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/measurements.md say what the results say that they are from.
+"""Tables of README.md and the pages of measurements say what the results say that they are from.
 
 Each figure is the result, rounded to as many places as are shown. Of a cell the first number is
 seconds, and what ends in a times sign how many times as fast as PyTorch's DDP.
@@ -103,6 +103,8 @@ class OfSteps:
     columns: tuple[tuple[str, str], ...]
 
 
+TORCH_PAGE = "docs/measurements/pytorch_models.md"
+
 OF_STEPS = [
     OfSteps(
         "docs/measurements.md",
@@ -111,31 +113,31 @@ OF_STEPS = [
         (("5M", G1), ("24M", G1)),
     ),
     OfSteps(
-        "docs/measurements.md",
+        TORCH_PAGE,
         "| | transformer, 1 Gbit/s | MLP, 1 Gbit/s |",
         "training-torch-2",
         (("transformer", G1), ("24M", G1)),
     ),
     OfSteps(
-        "docs/measurements.md",
+        TORCH_PAGE,
         "| | transformer | MLP |",
         "training-torch-4",
         (("transformer", G1), ("24M", G1)),
     ),
     OfSteps(
-        "docs/measurements.md",
+        TORCH_PAGE,
         "| 2 hosts | MLP, 100 Mbit/s | MLP, 1 Gbit/s | transformer, 100 Mbit/s | 1 Gbit/s |",
         "training-process-group-2",
         (("5M", M100), ("5M", G1), ("transformer", M100), ("transformer", G1)),
     ),
     OfSteps(
-        "docs/measurements.md",
+        TORCH_PAGE,
         "| 4 hosts | MLP, 100 Mbit/s | MLP, 1 Gbit/s | transformer, 100 Mbit/s | 1 Gbit/s |",
         "training-process-group-4",
         (("5M", M100), ("5M", G1), ("transformer", M100), ("transformer", G1)),
     ),
     OfSteps(
-        "docs/measurements.md",
+        TORCH_PAGE,
         "| | transformer, s a step | MLP | transformer, MiB | MLP |",
         "training-torch-here",
         (("transformer", NO_LINKS), ("24M", NO_LINKS)),
@@ -191,16 +193,22 @@ def test_the_front_table_of_the_readme():
     assert "a test loss of 1.95 nats" in (ROOT / "README.md").read_text()
 
 
+BYTES_HEAD = "| seconds to 2.4, 2.1, 1.95 nats | steps |"
+TORCH_HEAD = "| | rate | steps to 2.7, 2.5, 2.4 nats |"
+SLOW, FAST = (M10, M100), (G1, G10)
 TO_LOSS = [
-    ("| seconds to 2.4, 2.1, 1.95 nats | steps |", "training-to-loss", (M10, M100, G1, G10)),
-    ("| | rate | steps to 2.7, 2.5, 2.4 nats |", "training-torch-to-loss", (M10, M100, G1, G10)),
+    ("docs/measurements.md", f"{BYTES_HEAD} 10 Mbit/s |", "training-to-loss", SLOW),
+    ("docs/measurements.md", f"{BYTES_HEAD} 1 Gbit/s |", "training-to-loss", FAST),
+    (TORCH_PAGE, f"{TORCH_HEAD} 10 Mbit/s |", "training-torch-to-loss", SLOW),
+    (TORCH_PAGE, "| | steps to 2.7, 2.5, 2.4 nats | 1 Gbit/s |", "training-torch-to-loss", FAST),
 ]
+OF_TO_LOSS = ["bytes-slow", "bytes-fast", "torch-slow", "torch-fast"]
 
 
-@pytest.mark.parametrize(("heading", "name", "rates"), TO_LOSS, ids=["bytes", "torch"])
-def test_seconds_to_a_loss(heading, name, rates):
+@pytest.mark.parametrize(("page", "heading", "name", "rates"), TO_LOSS, ids=OF_TO_LOSS)
+def test_seconds_to_a_loss(page, heading, name, rates):
     results, said_wrong, count = read_results(name), [], 0
-    for contender, cells in rows("docs/measurements.md", heading):
+    for contender, cells in rows(page, heading):
         if len(cells) > 1 + len(rates):
             lr = float(cells.pop(0))
             learned = CONTENDERS[contender].learns_as or contender
