@@ -6,6 +6,7 @@
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff, mypy and codespell
 #   make docs    the documentation as a site, into build/docs: open build/docs/index.html
+#   make gallery   run the examples of examples/gallery and write their pages, docs/gallery.md
 #   make test-python PYTHON=python3.13 MPI=openmpi   another Python, with one MPI: one process, and two ranks
 #   make dist   the source distribution and the wheel of the last commit, into dist/
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
@@ -43,7 +44,7 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 # Python must write bytecode: else each rank compiles the package and all assertions of the tests for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
+.PHONY: train test lint docs test-docs gallery bench bench-links bench-training bench-torch convergence
 .PHONY: bench-speedup bench-faults misuse figures fuzz explore explore-histories agree audit clean
 .PHONY: convergence-compression convergence-long-blocks convergence-torch $(WORLDS) $(TORCH_WORLDS)
 .PHONY: test-unit test-processes test-compiling test-threads test-exploration test-python test-trainers
@@ -77,6 +78,11 @@ lint: .venv/mpich/installed
 # public name that the pages of the API leave out.
 docs test-docs: .venv/mpich/installed
 	.venv/mpich/bin/python -m sphinx -W -n -E -q -b html -c docs -d build/doctrees . build/docs
+
+# Some examples need an MPI, the others the packages of the environment without MPI.
+gallery: .venv/mpich/installed .venv/torch/installed
+	.venv/mpich/bin/python examples/gallery/make_gallery.py mpi
+	.venv/torch/bin/python examples/gallery/make_gallery.py torchrun
 
 BENCH = .venv/mpich/bin/python -m benchmarks $(1) --json benchmarks/results/$(2).json
 DRAW = .venv/mpich/bin/python -m benchmarks $(1) \

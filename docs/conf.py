@@ -39,8 +39,8 @@ include_patterns = [
 exclude_patterns = [".*", "build", "parallel_sgd", "kernels", "tests", "runs", "**/__pycache__"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 
-# Markdown as GitHub reads it: the same anchors, the same mathematics.
-myst_enable_extensions = ["dollarmath"]
+# Markdown as GitHub reads it: the same anchors, the same mathematics, and images with a width.
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True

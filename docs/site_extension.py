@@ -37,6 +37,7 @@ CONTENTS = {
         *("tutorial", "notebooks", "choosing", "using", "training", "data", "launching", "faq"),
         *("restarts", "rank_failures", "hangs", "pytorch", "trainers/*", "parameter_servers"),
     ),
+    "Gallery": ("gallery", "gallery/*"),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm", "exploring", "../CONTRIBUTING"),
     "How it works": (

@@ -2,7 +2,7 @@
 
 Those of README.md, docs/pytorch.md, docs/data.md, docs/tutorial.md and docs/new_algorithm.md have
 tests of their own (test_examples.py, test_torch_examples.py, test_data_page.py, test_tutorial.py),
-and so have the checkpoints of docs/using.md.
+so have those of docs/gallery (test_gallery.py), and so have the checkpoints of docs/using.md.
 """
 
 from __future__ import annotations
@@ -207,6 +207,7 @@ ELSEWHERE = {
     "docs/pytorch.md",
     "docs/misuse.md",
     "docs/tutorial.md",
+    *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/gallery/*.md")),
 }
 ELSEWHERE_BLOCKS = {"docs/using.md": 1}
 
