@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 #: Okabe and Ito's colors, which color-blind readers can tell apart.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = (
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = PALETTE = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
 )
 GREY = "#666666"

@@ -16,7 +16,7 @@ For your own data, replace `psgd.data.digits()` by two `psgd.data.Arrays(x, y)`,
 import argparse
 
 import numpy as np
-from drawing import BLUE, VERMILLION, panels, save
+from drawing import BLUE, VERMILION, panels, save
 
 import parallel_sgd as psgd
 
@@ -71,7 +71,7 @@ def draw(model, losses, alone, path):
     left.set_axis_off()
     left.set_title("weights of the classes 0 to 4 and 5 to 9", fontsize=10)
     epochs = range(1, len(losses) + 1)
-    right.plot(epochs, alone, color=VERMILLION, linewidth=2, label="one process")
+    right.plot(epochs, alone, color=VERMILION, linewidth=2, label="one process")
     right.plot(epochs, losses, "o", color=BLUE, markersize=5, label="two ranks")
     right.set(xlabel="epoch", ylabel="test loss", ylim=0)
     right.legend(frameon=False)
