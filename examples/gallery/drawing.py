@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,18 @@ def panels(columns: int = 1, *, title: str = "", inches: tuple[float, float] = I
     return figure, axes
 
 
+def logarithmic(axes: Any, directions: str = "x") -> None:
+    """Make the axes "x", "y" or "xy" logarithmic, with ticks such as 0.1, 0.2, 0.5 and 1."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    for direction in directions:
+        axes.set(**{f"{direction}scale": "log"})
+        axis = getattr(axes, f"{direction}axis")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def label_ends(axes: Any, lines: Iterable[Any] | None = None, *, size: float = 9) -> None:
     """Write each line's label to the right of its last point, in its color, instead of a legend.
 
@@ -44,26 +57,38 @@ def label_ends(axes: Any, lines: Iterable[Any] | None = None, *, size: float = 9
         lines: of Matplotlib; None: all lines of the axes that have a label.
     """
     lines = axes.get_lines() if lines is None else lines
-    named = [line for line in lines if not line.get_label().startswith("_")]
     axes.figure.draw_without_rendering()  # fixes limits and sizes
+    points = 72 / axes.figure.dpi  # of a pixel
     ends = []
-    for line in named:
-        x, y = line.get_xdata()[-1], line.get_ydata()[-1]
-        ends.append((axes.transData.transform((x, y))[1], x, y, line))
-    ends.sort(key=lambda end: end[0])
-    points = 72 / axes.figure.dpi
-    heights = _apart([end[0] * points for end in ends], LINE_POINTS)
-    for (pixel, x, y, line), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            line.get_label(),
-            (x, y),
-            xytext=(6, height - pixel * points),
-            textcoords="offset points",
-            color=line.get_color(),
-            fontsize=size,
-            va="center",
-            annotation_clip=False,
-        )
+    for line in lines:
+        if not line.get_label().startswith("_"):
+            end = (line.get_xdata()[-1], line.get_ydata()[-1])
+            ends.append((line, end, *(axes.transData.transform(end) * points)))
+    for column in _columns(ends, size):
+        heights = _apart([y for *_, y in column], LINE_POINTS)
+        for (line, end, _, y), height in zip(column, heights, strict=True):
+            axes.annotate(
+                line.get_label(),
+                end,
+                xytext=(6, height - y),
+                textcoords="offset points",
+                color=line.get_color(),
+                fontsize=size,
+                va="center",
+                annotation_clip=False,
+            )
+
+
+def _columns(ends: list[Any], size: float) -> list[list[Any]]:
+    """Group ends whose labels might overlap, each group from the bottom to the top."""
+    groups: list[list[Any]] = []
+    right = -math.inf  # end of the labels so far
+    for line, end, x, y in sorted(ends, key=lambda end: end[2]):
+        if x > right:
+            groups.append([])
+        groups[-1].append((line, end, x, y))
+        right = max(right, x + 10 + 0.7 * size * len(line.get_label()))
+    return [sorted(group, key=lambda end: end[3]) for group in groups]
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
