@@ -110,6 +110,13 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
     ]
 
 
+def mixed(*colors: str) -> Any:
+    """Return a color map from the first color to the last."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("mixed", colors)
+
+
 def save(figure: Any, path: str | Path) -> None:
     """Write a figure as PNG with at most 256 colors, in a third of the bytes of all colors."""
     from PIL import Image  # Matplotlib needs it too

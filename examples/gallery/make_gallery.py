@@ -33,6 +33,7 @@ class Example:
             environment without MPI.
         ranks: their number, with the servers.
         options: of `parallel-sgd run`.
+        arguments: of the script.
         tolerance: the largest relative difference of a number that the script prints again, on
             another machine; None for numbers that depend on the order in which ranks meet.
     """
@@ -41,14 +42,15 @@ class Example:
     launcher: str = "mpi"
     ranks: int = 2
     options: str = ""
+    arguments: str = ""
     tolerance: float | None = 0.1
 
     @property
     def command(self) -> str:
         """The command as a reader types it."""
         with_torchrun = "--with torchrun" if self.launcher == "torchrun" else ""
-        words = ["parallel-sgd run", with_torchrun, f"-n {self.ranks}", self.options, self.script]
-        return " ".join(filter(None, words))
+        launch = ["parallel-sgd run", with_torchrun, f"-n {self.ranks}", self.options]
+        return " ".join(filter(None, [*launch, self.script, self.arguments]))
 
     @property
     def script(self) -> str:
@@ -74,7 +76,13 @@ page shows the script's figure and output from the last `make gallery`.
 """
 
 #: In the order of the gallery.
-EXAMPLES = (Example("numpy_model"),)
+EXAMPLES = (
+    Example("numpy_model"),
+    Example("digits_bits"),
+    Example("resnet_images", arguments="--data digits", tolerance=0.3),
+    Example("transformer_bytes"),  # another Python has another library to learn
+    Example("lstm_lines", tolerance=0.3),
+)
 
 
 def read(example: Example) -> tuple[str, str, str]:
