@@ -66,5 +66,6 @@ nitpick_ignore_regex = [("py:.*", ".*")]  # types and names that are not public 
 html_theme = "furo"
 html_title = "parallel_sgd"
 html_copy_source = False
+html_scaled_image_link = False  # a small image of the gallery links to a page
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "tango"

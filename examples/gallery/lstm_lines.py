@@ -41,10 +41,9 @@ def lines_of_library(count, longest=100):
             text = line.strip(" #\"'")  # without the signs that tell
             if len(text) >= 4:
                 prose = number in inside or line.lstrip().startswith("#")
-                found.append((text.encode()[:longest], int(prose)))
-    chosen = np.random.default_rng(0).permutation(len(found))[:count]
-    lines = [np.frombuffer(found[i][0], np.uint8) for i in chosen]
-    return lines, np.array([found[i][1] for i in chosen])
+                found.append((np.frombuffer(text.encode()[:longest], np.uint8), int(prose)))
+    np.random.default_rng(0).shuffle(found)
+    return [line for line, _ in found[:count]], np.array([kind for _, kind in found[:count]])
 
 
 class Reader(torch.nn.Module):
@@ -74,14 +73,6 @@ def score(model, values, lengths, classes):
 
 
 @torch.no_grad()
-def beliefs(model, line):
-    """Return the probability of prose after each byte of a line."""
-    starts = np.arange(1, len(line) + 1)
-    values = np.tile(line, (len(line), 1))  # what follows a start's length is not read
-    logits = model(torch.from_numpy(values).long(), torch.from_numpy(starts))
-    return logits.softmax(1)[:, 1].numpy()
-
-
 def draw(model, lines, parts, path):
     figure, (left, right) = panels(2, title="An LSTM on lines of code and prose, on two ranks")
     for rank, (own, color) in enumerate(zip(parts, PALETTE, strict=False)):
@@ -90,13 +81,15 @@ def draw(model, lines, parts, path):
     left.legend(frameon=False, loc="lower right")
     right.set_title("test lines: blue reads as code, orange as prose", fontsize=9)
     right.set_axis_off()
-    picture = np.full((len(lines), SHOWN), np.nan)
+    believed = np.full((len(lines), SHOWN), np.nan)
+    style = {"family": "monospace", "fontsize": 7, "ha": "center", "va": "center"}
     for row, line in enumerate(lines):
-        picture[row, : len(line)] = beliefs(model, line)
+        starts = torch.arange(1, len(line) + 1)  # of what follows a start, nothing is read
+        logits = model(torch.tensor(line).long().expand(len(line), -1), starts)
+        believed[row, : len(line)] = logits.softmax(1)[:, 1]
         for column, byte in enumerate(line):
-            style = {"family": "monospace", "fontsize": 7, "ha": "center", "va": "center"}
             right.text(column, row, chr(byte), parse_math=False, **style)
-    right.imshow(picture, cmap=mixed(SKY, "white", ORANGE), vmin=0, vmax=1, aspect="auto")
+    right.imshow(believed, cmap=mixed(SKY, "white", ORANGE), vmin=0, vmax=1, aspect="auto")
     save(figure, path)
 
 
@@ -136,11 +129,9 @@ def main():
     comm.allgather(np.array(parts, float).ravel(), everywhere.ravel(), [2 * len(parts)] * comm.size)
     learner.close()
     if comm.rank == 0:
-        shown = []
-        for kind in (0, 1):
-            own = [lines[i] for i in np.flatnonzero(classes[:tested] == kind)]
-            shown += [line for line in own if 12 <= len(line) <= SHOWN][:7]
-        draw(model, shown, everywhere, options.figure)
+        short = [i for i in range(tested) if 12 <= len(lines[i]) <= SHOWN]
+        shown = [i for kind in (0, 1) for i in [i for i in short if classes[i] == kind][:7]]
+        draw(model, [lines[i] for i in shown], everywhere, options.figure)
 
 
 if __name__ == "__main__":
