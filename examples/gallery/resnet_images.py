@@ -85,15 +85,14 @@ def draw(model, accuracies, test, names, path):
     logits = model.eval()(x)
     hardest = cross_entropy(logits, y, reduction="none").argsort(descending=True)[:9]
     right.set_axis_off()
+    right.set_title("class → the model's answer", fontsize=9)
     for place, i in enumerate(hardest.tolist()):
         row, column = divmod(place, 3)
-        inner = right.inset_axes([column / 3 + 0.05, 0.68 - row / 3, 0.24, 0.24])
+        inner = right.inset_axes([column / 3 + 0.05, 0.66 - row / 3, 0.24, 0.24])
         inner.imshow(x[i, 0], cmap="gray_r")
         inner.set_xticks([])
         inner.set_yticks([])
-        name, taken = names[y[i]], names[logits[i].argmax()]
-        title = name if taken == name else f"{name}, taken for {taken}"
-        inner.set_title(title, fontsize=7)
+        inner.set_title(f"{names[y[i]]} → {names[logits[i].argmax()]}", fontsize=8)
     save(figure, path)
 
 

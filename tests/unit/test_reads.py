@@ -82,7 +82,7 @@ def sources() -> Iterator[tuple[str, str]]:
             if name.endswith(".py"):
                 path = Path(folder, name)
                 yield str(path.relative_to(PACKAGE)), path.read_text()
-    for path in [*ROOT.glob("*.py"), *sorted((ROOT / "examples").glob("*.py"))]:
+    for path in [*ROOT.glob("*.py"), *sorted((ROOT / "examples").rglob("*.py"))]:
         yield str(path.relative_to(ROOT)), path.read_text()
 
 
