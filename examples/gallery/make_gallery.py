@@ -82,6 +82,9 @@ EXAMPLES = (
     Example("resnet_images", arguments="--data digits", tolerance=0.3),
     Example("transformer_bytes"),  # another Python has another library to learn
     Example("lstm_lines", tolerance=0.3),
+    Example("cifar", tolerance=0.3),
+    Example("gan", tolerance=0.3),
+    Example("clicks", ranks=3, options="--servers 1"),
 )
 
 
