@@ -85,6 +85,9 @@ EXAMPLES = (
     Example("cifar", tolerance=0.3),
     Example("gan", tolerance=0.3),
     Example("clicks", ranks=3, options="--servers 1"),
+    Example("lora", launcher="torchrun"),
+    Example("hugging_face_trainer", launcher="torchrun", tolerance=0.3),
+    Example("lightning_autoencoder", launcher="torchrun"),
 )
 
 
