@@ -34,8 +34,9 @@ MODULES = (
 #: The contents beside every page. Pages that are named nowhere come last, so that none is lost.
 CONTENTS = {
     "Begin": (
-        *("tutorial", "notebooks", "choosing", "using", "training", "data", "launching", "faq"),
-        *("restarts", "rank_failures", "hangs", "pytorch", "trainers/*", "parameter_servers"),
+        *("tutorial", "faq", "choosing", "pytorch", "trainers/*", "numpy", "notebooks"),
+        *("training", "data", "using", "launching", "restarts", "rank_failures", "hangs"),
+        "parameter_servers",
     ),
     "Gallery": ("gallery", "gallery/*"),
     "Coming from": ("migration", "migration/*"),

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from ..argument_parser import Parser, path_given
 from ..errors import UserError
 from ..files import write_whole
-from ..training.reports import RunRecord, comparison_page, comparison_table, run_page
+from ..training.reports import (
+    RunRecord,
+    comparison_page,
+    comparison_table,
+    relative_to_first,
+    run_page,
+)
 from ..training.session.run_folder import REPORT
 
 EXAMPLES = """\
@@ -46,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(
                 f"run={str(run.folder)!r} must have rows of metrics: it ended before the first one"
             )
-    print(comparison_table(runs))
+    print("\n".join([comparison_table(runs), *relative_to_first(runs)]))
     if args.html is not None:
         text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
         write_whole("html", path_given("html", args.html), lambda path: path.write_text(text))

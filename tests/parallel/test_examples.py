@@ -122,8 +122,9 @@ def test_the_documentation_shows_the_examples_as_they_are():
             assert part in examples, part
 
 
-def test_the_program_of_the_readme(on_ranks, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_the_program_of_the_page_on_numpy(on_ranks, capsys):
+    text = (ROOT / "docs" / "numpy.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (code,) = (block for block in blocks if "psgd.Communicator.world()" in block)
 
     def body(comm):

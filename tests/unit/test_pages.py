@@ -1,8 +1,9 @@
 """What pages of the documentation show is run: programs on three ranks; of commands the options.
 
-Those of README.md, docs/pytorch.md, docs/data.md, docs/tutorial.md and docs/new_algorithm.md have
-tests of their own (test_examples.py, test_torch_examples.py, test_data_page.py, test_tutorial.py),
-so have those of docs/gallery (test_gallery.py), and so have the checkpoints of docs/using.md.
+Those of README.md, docs/numpy.md, docs/pytorch.md, docs/data.md, docs/tutorial.md and
+docs/new_algorithm.md have tests of their own (test_examples.py, test_torch_examples.py,
+test_data_page.py, test_tutorial.py), so have those of docs/gallery (test_gallery.py), and so have
+the checkpoints of docs/using.md.
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ ALONE |= {("docs/notebooks.md", number) for number in range(3)}
 #: Of these, all blocks but those above are run, or compared, by other tests.
 ELSEWHERE = {
     "README.md",
+    "docs/numpy.md",
     "docs/data.md",
     "docs/exploring.md",
     "docs/new_algorithm.md",

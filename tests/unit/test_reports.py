@@ -18,7 +18,13 @@ from parallel_sgd.command_line.train import main as train_main
 from parallel_sgd.command_line.train.reporting import speed_in_words
 from parallel_sgd.errors import UserError
 from parallel_sgd.optimizers import OPTIMIZERS
-from parallel_sgd.training.reports import RunRecord, comparison_page, comparison_table, run_page
+from parallel_sgd.training.reports import (
+    RunRecord,
+    comparison_page,
+    comparison_table,
+    relative_to_first,
+    run_page,
+)
 from parallel_sgd.training.reports.charts import TEXT_HEIGHT, _apart, line_chart, number
 
 RANKS = 3
@@ -149,6 +155,18 @@ def test_runs_are_compared(runs):
     page = comparison_page(runs)
     assert page.count("<svg") == 4
     assert "DataParallelSGD(gradient_bits=1)" in page
+
+
+def test_the_other_runs_are_told_relative_to_the_first(runs):
+    def run(name: str, seconds: float, sent: int, loss: float) -> RunRecord:
+        row = {"epoch": 1, "samples": 10, "seconds": seconds, "bytes_sent": sent}
+        return RunRecord(runs[0].folder / name, {}, [{**row, "test_loss": loss}])
+
+    slow, fast = run("slow", 6.0, 1000, 0.5), run("fast", 2.0, 125, 0.25)
+    said = "reached a test loss of 0.5000 3.0 times as fast as slow, and sent 12.5 % of its bytes"
+    assert relative_to_first([slow, fast]) == [f"fast {said}"]
+    assert relative_to_first([slow, run("serial", 2.0, 0, 0.5)]) == []
+    assert f"<p>fast {said}.</p>" in comparison_page([slow, fast])
 
 
 def test_seconds_to_a_loss(runs):

@@ -8,7 +8,7 @@ from typing import Any
 from ...algorithms import ALGORITHMS, Algorithm, BlockPeriod, DataParallelASGDState, ExchangeState
 from ...options import values_of
 from ...training import Learner, Progress, RunFolder, TrainingSession
-from ...training.reports.page import KINDS
+from ...training.reports.page import KINDS, value_in_words
 from ...training.reports.record import SUMMARY, RunRecord
 from ...training.session.run_folder import REPORT
 from ...training.session.state import loss_curves
@@ -70,12 +70,7 @@ def metrics_in_words(metrics: Mapping[str, float | None]) -> list[str]:
     for name, value in metrics.items():
         title = name.replace("_", " ").removeprefix("test ") if "accuracy" in name else name
         title = title.replace("_", " ")
-        if value is None:
-            words.append(f"{title} not finite")
-        elif "accuracy" in name:
-            words.append(f"{title} {100 * value:.2f} %")
-        else:
-            words.append(f"{title} {value:.4f}")
+        words.append(f"{title} {'not finite' if value is None else value_in_words(name, value)}")
     return words
 
 
@@ -117,10 +112,9 @@ def finish(
     if "workers" in details:
         print(f"bytes between workers and servers {last.bytes_sent:,d}")
     elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
-        print(
-            f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}; with every gradient in 32 bits "
-            f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
-        )
+        times = f"{full / last.bytes_sent:.1f}"
+        saved = f"; with every gradient in 32 bits {full:,d}, {times} times as much"
+        print(f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}{saved * (times != '1.0')}")
     if plot:
         curves = loss_curves(history, f", {name}")
         folder.write_loss_curves(curves | loss_curves(serial or [], ", serial SGD", train=False))

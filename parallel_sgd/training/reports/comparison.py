@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from .charts import line_chart, number
 from .page import SAMPLES, figure, in_words, page, table, value_in_words
@@ -23,6 +24,29 @@ def comparison_table(runs: Sequence[RunRecord]) -> str:
     return "\n".join(lines)
 
 
+def relative_to_first(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a line for each run but the first: its speed and its bytes beside the first one's.
+
+    The speed is that of the last column of `comparison_table`: the time to a loss reached by all.
+    A run is left out if that time, or the bytes of one of the two runs, is zero. Local.
+    """
+    metric = common_metric(runs)
+    if metric is None:
+        return []
+    level, first = reached_by_all(runs, metric), runs[0]
+    lines = []
+    for run in runs[1:]:
+        first_s, seconds = (r.seconds_to(metric, level) for r in (first, run))
+        first_sent, sent = (r.rows[-1]["bytes_sent"] for r in (first, run))
+        if first_s and seconds and first_sent and sent:
+            times, share = first_s / seconds, 100 * sent / first_sent
+            lines.append(
+                f"{run.name} reached a {in_words(metric)} of {level:.4f} {times:.1f} times as fast "
+                f"as {first.name}, and sent {share:.1f} % of its bytes"
+            )
+    return lines
+
+
 def comparison_page(runs: Sequence[RunRecord]) -> str:
     """Return a page comparing runs, as HTML. Local."""
     header, rows = _table(runs)
@@ -30,6 +54,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         f"<h1>{len(runs)} runs</h1>",
         table(header, rows),
         f'<p class="weak">{_explanation(runs)}</p>',
+        *(f"<p>{escape(line)}.</p>" for line in relative_to_first(runs)),
         f'<div class="charts">{"".join(_charts(runs[:MOST_LINES]))}</div>',
     ]
     if len(runs) > MOST_LINES:
