@@ -63,6 +63,7 @@ REASONS = {
     "communication/liveness/rank_process.py: import ctypes": "the same",
     "communication/liveness/rank_process.py: CDLL": "the same",
     "launcher/job.py: CDLL": "the same",
+    "runtime.py: import ctypes": "raises an interrupt in a thread of Python that itself runs this",
     "kernels/emitter.py: exec": "a text of this file's, with the name of a function of ours",
     "kernels/machine_code.py: FunctionCache": "Numba keeps its machine code beside Python's .pyc "
     "files, or in the user's own cache: who can write there can write the package itself",

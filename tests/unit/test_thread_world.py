@@ -148,6 +148,14 @@ def test_objects_are_not_shared_between_ranks():
     assert simulate(2, body) == [[[0, "mine"], [1]]] * 2
 
 
+@pytest.fixture
+def interruptible():
+    """Let SIGINT interrupt: a shell makes a job in its background, and these tests, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_main():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -164,6 +172,7 @@ def computes(comm, working):
         pass
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("body", "size"), [(meets, 3), (computes, 2), (meets, 1)])
 def test_an_interrupt_ends_all_ranks(body, size):
     before, working = set(threading.enumerate()), threading.Barrier(size + 1)
@@ -177,6 +186,7 @@ def test_an_interrupt_ends_all_ranks(body, size):
     assert time.monotonic() - began < 5 * patience()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_rank_that_cannot_be_interrupted_is_named(monkeypatch, capsys):
     monkeypatch.setattr(communicator, "COLLECTIVE_S", 0.05)
     monkeypatch.setattr(communicator, "PYTHON_S", 0.2)

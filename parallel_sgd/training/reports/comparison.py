@@ -82,13 +82,15 @@ def reached_by_all(runs: Sequence[RunRecord], metric: str) -> float:
 
 
 def _table(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
-    metrics = [m for m in runs[0].metrics if all(run.points(m) for run in runs)]
     common = common_metric(runs)
+    metrics = [m for m in runs[0].metrics if all(run.points(m) for run in runs)]
+    if common != "train_loss":  # of two losses the one of data that the model was not trained on
+        metrics = [m for m in metrics if m != "train_loss"]
     level = reached_by_all(runs, common) if common else None
     header = ["run", ">ranks", *(f">{in_words(m)}" for m in metrics), ">seconds", ">samples/s"]
     header.append(">MB sent")
     if common and level is not None:
-        header.append(f">s to {in_words(common)} {level:.4f}")
+        header.append(f">s to {level:.4f}")
     rows = []
     for run in runs:
         last = run.rows[-1] if run.rows else {}
