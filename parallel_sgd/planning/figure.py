@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from ..palette import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered, candidates
 from .job import Job
 from .recommendation import title
 
 _BLUES = {32.0: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
-_BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
+_BLOCKS = {"model averaging": ORANGE, "block momentum": GREEN, "SlowMo": PURPLE}
 
 
 def draw(
@@ -57,11 +58,11 @@ def draw(
 def _style(candidate: Candidate) -> dict[str, Any]:
     full = "-" if candidate.bits == 32 else "--"
     if isinstance(candidate, Blocks):
-        color = _BLOCKS.get(candidate.name, "#de9ed6")
+        color = _BLOCKS.get(candidate.name, SKY)
         return {"color": color, "linestyle": full, "linewidth": 1.2}
     if isinstance(candidate, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": full}
+        return {"color": VERMILION, "linestyle": full}
     if isinstance(candidate, DataParallel):
         color = _BLUES.get(candidate.bits, "#c6dbef")
         return {"color": color, "linestyle": "--" if candidate.overlap else "-"}
-    return {"color": "#756bb1"}
+    return {"color": GREY}

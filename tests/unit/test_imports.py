@@ -20,7 +20,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "lazy", "runtime", "starting", "state", "version"},
+    {"errors", "lazy", "palette", "runtime", "starting", "state", "version"},
     {"trace"},
     {"validation", "warning"},
     {"patterns", "plain_values"},

@@ -191,6 +191,22 @@ def test_a_number_that_comes_late_is_kept_with_a_row(fake, tmp_path, monkeypatch
     folder.close()
 
 
+def test_a_number_that_comes_after_the_last_row_is_kept(fake, tmp_path, monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(fake, "before", staticmethod(lambda name: answer.wait(60)))
+    monkeypatch.setattr(trackers, "OPEN_S", 0.01)
+    folder = psgd.RunFolder(tmp_path / "run", {})
+    folder.create()
+    tracker = Tracker("mlflow")
+    tracker.begin({}, folder)
+    tracker.log(row(10))
+    assert run_ids(folder.path) == {}
+    answer.set()
+    tracker.finish()
+    assert run_ids(folder.path) == {"mlflow": "run-1"}
+    folder.close()
+
+
 @pytest.mark.parametrize("text", ["[1]", "{", '{"mlflow": 3}'])
 def test_a_damaged_number_is_named(text, tmp_path):
     (tmp_path / "tracker.json").write_text(text)

@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from ...palette import PALETTE
 from .record import Points
-
-#: Colours told apart by readers with any colour vision (Okabe and Ito, 2008).
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 116, 16, 44  #: margins; lines are labelled in the right one

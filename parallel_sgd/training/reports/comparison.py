@@ -58,7 +58,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         f'<div class="charts">{"".join(_charts(runs[:MOST_LINES]))}</div>',
     ]
     if len(runs) > MOST_LINES:
-        parts.insert(3, f'<p class="weak">The charts show the first {MOST_LINES} runs.</p>')
+        parts.insert(-1, f'<p class="weak">The charts show the first {MOST_LINES} runs.</p>')
     parts += ["<h2>Methods</h2>", table(["run", "method"], [(r.name, _method(r)) for r in runs])]
     return page(f"{len(runs)} runs", parts)
 

@@ -24,6 +24,7 @@ from ...data.standardization import STANDARDIZATION
 from ...errors import UserError
 from ...files import append_line, content_of, part_path, reason, write_whole, writing
 from ...kernels import array_module
+from ...palette import PALETTE
 from ...parameters import Parameters
 from ...validation import BOTH, checked_path, choice, mapping, shown
 from ..checkpoint.files import CHECKPOINTS
@@ -260,10 +261,11 @@ class RunFolder:
         for i, (name, points) in enumerate(curves.items()):
             samples, losses = zip(*points, strict=True)
             style = ("-", "--", ":")[i % 3]
-            axes.plot(samples, losses, style, label=name, linewidth=1.8)
+            color = PALETTE[i % len(PALETTE)]
+            axes.plot(samples, losses, style, color=color, label=name, linewidth=1.8)
         axes.set_yscale("log")
         axes.set_xlabel("samples seen by all ranks")
-        axes.set_ylabel("cross-entropy (nats)")
+        axes.set_ylabel("loss")
         axes.grid(alpha=0.3, which="both")
         axes.legend(frameon=False)
         for side in ("top", "right"):

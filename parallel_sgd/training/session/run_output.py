@@ -125,7 +125,8 @@ class RunOutput:
             self._log.write_error(error)
         with suppress(UserError):  # report the first error only
             self._close_folder("failed", f"{type(error).__name__}: {line_of(error)}")
-        self.finish_tracking(FAILED if isinstance(error, Exception) else KILLED)
+        with suppress(UserError):
+            self.finish_tracking(FAILED if isinstance(error, Exception) else KILLED)
 
     def leave(self) -> None:
         """Close the folder of a run that was asked to leave, and has saved all state. Local.

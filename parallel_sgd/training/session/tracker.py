@@ -21,7 +21,7 @@ from .tracking_services import END_S, FINISHED, SERVICES, Row, TrackedRun
 PROJECT = "parallel_sgd"
 RUN_IDS = "tracker.json"  #: in a run's folder: the run's number by service
 
-OPEN_S = 10.0  #: longest wait for the service before training begins
+OPEN_S = 20.0  #: longest wait for the service before training begins
 FAIL_S = 5.0  #: longest wait for the upload of the last rows, after an error
 RETRY_S = 30.0  #: pause after a failed upload
 GOES_ON = "; training goes on"
@@ -99,13 +99,13 @@ class Tracker:
         run = SERVICES[self.service](self.project, name, run_id, config, path)
         self._sender = Sender(self.service, run)
         self._sender.wait_until_open(OPEN_S)
-        self._keep_run_id()
+        self._keep_run_id(self._sender)
 
     def log(self, row: Progress) -> None:
         """Log the numbers of a row."""
         assert self._sender is not None
         self._sender.log({**numbers(row), "time": time.time()})
-        self._keep_run_id()
+        self._keep_run_id(self._sender)
 
     def finish(self, end: str = FINISHED) -> None:
         """Close the run, and wait for the upload of the last rows: `END_S`, or after an error
@@ -117,11 +117,11 @@ class Tracker:
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.finish(end, END_S if end == FINISHED else FAIL_S)
+            self._keep_run_id(sender)
 
-    def _keep_run_id(self) -> None:
+    def _keep_run_id(self, sender: Sender) -> None:
         """Write the run's number to the folder, once known."""
-        assert self._sender is not None
-        run_id = self._sender.run.run_id
+        run_id = sender.run.run_id
         if self._folder is None or run_id in (None, self._kept.get(self.service)):
             return
         self._kept[self.service] = run_id
