@@ -6,9 +6,7 @@ makes the difference: `callbacks=[psgd.torch.TrainerCallback(gradient_bits=2)]`.
 who has a program with a `Trainer`.
 
 The figure shows the test accuracy against the megabytes that a rank has sent. Both runs take 40
-steps. Their accuracies differ by less than those of runs with other seeds, but with 2 bits the
-ranks send a sixteenth of the bytes. Fewer than 2 bits are too few for AdamW, the `Trainer`'s
-default.
+steps and end at similar accuracies, but with 2 bits the ranks send a sixteenth of the bytes.
 
 For your own model and data, add the argument to your `Trainer`, and start the program by
 `torchrun`, or as below. [Hugging Face's Trainer](../trainers/transformers.md) tells about

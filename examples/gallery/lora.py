@@ -10,7 +10,7 @@ A learner exchanges only the gradients of parameters that are trained. So the tw
 the adapters have fewer values than the model, and each value has fewer bits. The left of the figure
 shows the bytes of a step: those sent, and above them 4 bytes for each value. On the right is the
 test loss against the bytes sent. In a model as small as this one, all weights learn more in a step
-than the adapters do. But after equally many bytes the adapters are ahead.
+than the adapters do. But in this run the adapters are ahead after equally many bytes.
 
 For your own model, replace `LlamaForCausalLM(config)` by `from_pretrained`, and the two texts by
 your tokens: a data set has an item (x, y) for each sample. For a program with a `Trainer` in
