@@ -96,6 +96,17 @@ def write_whole(
             raise
 
 
+def require_place(name: str, path: str | os.PathLike[str]) -> None:
+    """Check that a path is that of a file, or of a new file in a folder that exists.
+
+    Raises:
+        UserError: it is not.
+    """
+    place = os.path.abspath(checked_path(name, path, "file"))
+    if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
+        raise UserError(f"{name}={path} must be a file in a folder that exists")
+
+
 def require_writable(name: str, path: Path) -> None:
     """Check that `write_whole` can write a file, by creating and removing the temporary file.
 

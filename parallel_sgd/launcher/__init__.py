@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from .hosts import MOST_RANKS, MPICH, OPEN_MPI, Hostfile, read_hostfile
     from .job import JobEnd, run_job
     from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec, find_mpiexecs, identify
-    from .options import Request, add_ranks, parse, rank_count, seconds
+    from .options import (
+        MPIEXEC,
+        TORCHRUN,
+        Request,
+        add_ranks,
+        parse,
+        rank_count,
+        require_program,
+        seconds,
+    )
     from .outcome import Ending, JobStatus, Outcome, judge
     from .reachable_hosts import Hosts
     from .restarts import Restarts, job_variables
@@ -24,8 +33,10 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_RANKS",
     "MPICH",
+    "MPIEXEC",
     "OPEN_MPI",
     "THREAD_VARIABLES",
+    "TORCHRUN",
     "Allocation",
     "Ending",
     "Hostfile",
@@ -53,6 +64,7 @@ __all__ = [
     "plan",
     "rank_count",
     "read_hostfile",
+    "require_program",
     "run_job",
     "seconds",
     "usable_cores",
@@ -67,7 +79,16 @@ __getattr__, __dir__ = on_first_use(
         "hosts": ("MOST_RANKS", "MPICH", "OPEN_MPI", "Hostfile", "read_hostfile"),
         "job": ("JobEnd", "run_job"),
         "mpiexec": ("Mpiexec", "bound_mpi", "choose_mpiexec", "find_mpiexecs", "identify"),
-        "options": ("Request", "add_ranks", "parse", "rank_count", "seconds"),
+        "options": (
+            "MPIEXEC",
+            "TORCHRUN",
+            "Request",
+            "add_ranks",
+            "parse",
+            "rank_count",
+            "require_program",
+            "seconds",
+        ),
         "outcome": ("Ending", "JobStatus", "Outcome", "judge"),
         "reachable_hosts": ("Hosts",),
         "restarts": ("Restarts", "job_variables"),

@@ -107,16 +107,9 @@ def parse(argv: Sequence[str]) -> Request:
         ranks = None if allocated is None else allocated.slots
         if ranks is None:
             raise UserError(_missing_ranks_text(command))
-    if args.module is not None:
-        if not args.module:
-            raise UserError("-m must be followed by a module")
-    elif not command:
+    if not command:
         raise UserError("a script must be given: parallel-sgd run -n 4 script.py [argument ...]")
-    elif not os.path.exists(command[0]):
-        hint = ""
-        if Path(command[0]).name.startswith("python"):
-            hint = "; give the script alone, without the interpreter"
-        raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
+    require_program(command)
     size = ranks or launched or 1
     least = 1  # rank in training
     for name in ("servers", "spares"):
@@ -144,6 +137,22 @@ def parse(argv: Sequence[str]) -> Request:
     args.interface = None if args.interface is None else checked_interface(args.interface)
     args.preempt_on, args.requeue = ",".join(signals) or None, args.requeue or requeues()
     return Request(**vars(args))
+
+
+def require_program(command: Sequence[str]) -> None:
+    """Check the beginning of a command: an existing script, or -m and a module.
+
+    Raises:
+        UserError: the command begins otherwise.
+    """
+    if command[0] == "-m":
+        if len(command) == 1:
+            raise UserError("-m must be followed by a module")
+    elif not os.path.exists(command[0]):
+        hint = ""
+        if Path(command[0]).name.startswith("python"):
+            hint = "; give the script alone, without the interpreter"
+        raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
 
 
 def _missing_ranks_text(command: Sequence[str]) -> str:

@@ -157,3 +157,30 @@ def test_torchrun_itself_is_offered_where_mpi_is_missing(tmp_path: Path) -> None
     (line,) = done.stderr.splitlines()
     assert line.startswith("parallel-sgd: error: MPI is not installed: pip install '.[mpich]'")
     assert line.endswith("needs no MPI: parallel-sgd run --with torchrun -n 2 program.py --lr 1")
+
+
+def test_the_doctor_writes_a_job_script(tmp_path: Path) -> None:
+    """Its ranks find each other without MPI, and so do those of the script."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "training.py").write_text(TRAINING)
+    environ = without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)}
+    words = ["doctor", "--with", "torchrun", "--job", "job.sh", "--", "program.py", "trains"]
+    doctor = subprocess.run(
+        [sys.executable, "-m", "parallel_sgd", *words],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100 * patience(),
+    )
+    assert doctor.returncode == 0, doctor
+    assert doctor.stdout.startswith("ok       torchrun: PyTorch ")
+    assert doctor.stdout.endswith("job.sh starts 2 ranks on 1 host: ./job.sh\n")
+    del environ["PYTHONPATH"]  # the script has it
+    script = [str(tmp_path / "job.sh")]
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(script, env=environ, stdout=pipe, stderr=pipe, text=True)
+    names: dict[str, Any] = {}
+    exec(TRAINING, names)
+    trained = psgd.simulate(2, names["trained"])[0].hex()
+    assert ended(job) == (0, sorted([*told(600.0), trained, trained]), [])

@@ -4,6 +4,7 @@
 `facts`                 facts about a rank's host, and its speed
 `network`               measurements between ranks: pairs of hosts, clocks
 `checks`, `speed`       facts in, findings out (a level, a line, advice)
+`job_script`            a script that starts a program on ranks like those checked
 `ranks`                 the program of the ranks
 `command`               the command
 ======================  =====================================================================

@@ -89,6 +89,18 @@ def mpi(vendor: str, version: str, mpiexecs: Sequence[Mpiexec], *, first_in_path
     return ok("mpi", f"{bound}; its mpiexec is {fits[0].path}")
 
 
+def torchrun(torch: str | None) -> list[Finding]:
+    """Check for PyTorch, whose launcher starts the ranks.
+
+    Args:
+        torch: the version of PyTorch, or None if PyTorch is not installed.
+    """
+    if torch is not None:
+        return ok("torchrun", f"PyTorch {torch} starts the ranks, without MPI")
+    says, advice = "PyTorch is not installed", "pip install '.[torch]' from the checkout"
+    return [Finding("torchrun", "problem", says, advice)]
+
+
 def versions(facts: Sequence[Facts]) -> list[Finding]:
     """Compare the versions on all hosts."""
     found: list[Finding] = []

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ...communication import interfaces
+from ...communication.job_environment import TORCHRUN_RANKS
 from ...launcher import bound_mpi, usable_cores
 from ...version import __version__
 
@@ -92,13 +93,16 @@ def collect_facts(host: str, *, measures: bool) -> Facts:
 
 
 def _versions() -> dict[str, str]:
-    mpi = bound_mpi()
+    by_torchrun = TORCHRUN_RANKS in os.environ
     installed = {"parallel_sgd": __version__, "python": platform.python_version()}
-    for name in ("numpy", "numba", "mpi4py"):
+    for name in ("numpy", "numba", "torch" if by_torchrun else "mpi4py"):
         try:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             installed[name] = "none"
+    if by_torchrun:
+        return installed
+    mpi = bound_mpi()
     return {**installed, "MPI": f"{mpi['vendor']} {mpi['version']}"}
 
 
