@@ -11,21 +11,22 @@ import importlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..argument_parser import Parser
-from ..compression import registered_bits
 from ..costs import KernelSpeeds, Link, measure_kernel_speeds
 from ..errors import UserError
-from ..files import write_whole
+from ..files import require_place, write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
 from ..planning import (
     Candidate,
     Job,
+    Recommendation,
     candidate_of,
     candidates,
     learn_alike,
@@ -37,13 +38,14 @@ from ..planning import (
 from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
-from ..validation import checked_path, require_use, shown
+from ..validation import require_use, shown
 from .past_run import PastRun
+from .plan_text import NODES, TERMS, job_text, samples_per_s, servers_text, speeds_text, table
+from .train.arguments import given_as_config
+from .train.config import toml
 from .units import bits_per_s, count, seconds
 
-TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: parts of the time of a step
-NODES = [2**i for i in range(11)]  #: 1 to 1,024, for figures and JSON
-PLAN_ERROR = 0.25  #: of predicted seconds: of 10 MB and more, 23 of 24 errors in docs/planning.md
+PLAN_ERROR = 0.25  #: of predicted seconds: of 10 MB and more, 22 of 24 errors in docs/planning.md
 MAXIMA = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
 
@@ -55,15 +57,15 @@ def main(argv: Sequence[str]) -> int:
         if getattr(args, name) > most:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag}={getattr(args, name)} must be at most {most}")
-    for flag, path in (("--json", args.json), ("--figure", args.figure)):
-        if path is not None:
-            _require_writable_place(flag, path)
+    for name in ("config", "json", "figure"):
+        if (path := getattr(args, name)) is not None:
+            require_place(f"--{name}", path)
     pyplot = None if args.figure is None else _pyplot()
     figure_format = "" if args.figure is None else _figure_format(args.figure)
     job = _job(args, measure_kernel_speeds())
     estimates = candidates(job)
-    print(f"{_job_text(job)}\n{_speeds_text(job)}\n")
-    print(_table(estimates, job) + _servers_text(estimates, job))
+    print(f"{job_text(job)}\n{speeds_text(job)}\n")
+    print(table(estimates, job) + servers_text(estimates, job))
     recommended = recommend(job)
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
     for how, other in sensitivity(job, recommended.choice):
@@ -76,12 +78,16 @@ def main(argv: Sequence[str]) -> int:
         text = json.dumps(_content(args, job), indent=2, allow_nan=False)
         write_whole("--json", args.json, lambda path: path.write_text(text + "\n"))
     if args.figure is not None:
-        described = _job_text(job)
+        described = job_text(job)
         write_whole(
             "--figure",
             args.figure,
             lambda path: draw(path, figure_format, NODES, job, described, pyplot),
         )
+    if args.config is not None:
+        content = _config_text(recommended, job, args.optimizer)
+        write_whole("--config", args.config, lambda path: path.write_text(content))
+        print(_next_text(args.config, job))
     return 0
 
 
@@ -140,6 +146,7 @@ def _parser() -> Parser:
         metavar="RUN",
         help="the folder of a run on this cluster: say how wrong the plan was",
     )
+    add("--config", metavar="FILE", help="write the recommended options as TOML, for train.py FILE")
     add("--json", metavar="FILE", help="write the whole plan as JSON, for 1 to 1,024 nodes")
     add("--figure", metavar="FILE", help="draw the efficiency on 1 to 1,024 nodes (PNG, SVG, PDF)")
     return parser
@@ -195,67 +202,27 @@ def _job(args: argparse.Namespace, speeds: KernelSpeeds) -> Job:
     )
 
 
-def _job_text(job: Job) -> str:
-    ranks = f" of {job.ranks_per_node:,} ranks" if job.ranks_per_node > 1 else ""
-    link = job.link
-    rate = "unlimited" if link.bytes_per_s == math.inf else f"{link.bytes_per_s / 1e6:,.0f} MB/s"
-    return (
-        f"{job.nodes:,} nodes{ranks}, links of {rate} (payload) and {link.latency_s * 1e6:g} us; "
-        f"{job.parameters:,} parameters, {job.step_s * 1e3:g} ms a step of {job.minibatch:,} "
-        "samples a rank"
-    )
+def _config_text(recommended: Recommendation, job: Job, optimizer: str) -> str:
+    """Return the recommended options as a file for train.py.
 
-
-def _speeds_text(job: Job) -> str:
-    """Return the measured speeds of this machine's kernels as a line."""
-    speeds = job.speeds
-    kernels = [
-        f"{bits} bit {speeds.encode[bits] / 1e9:.1f}, {speeds.decode_add[bits] / 1e9:.1f}, "
-        f"{speeds.decode[bits] / 1e9:.1f}"
-        for bits in sorted(registered_bits(), reverse=True)
-        if bits < 32
+    The minibatch and the optimizer are comments: a learning rate must be chosen with them.
+    """
+    assumed = {"minibatch_size": job.ranks * job.minibatch, "optimizer": optimizer}
+    heading = [
+        f"Planned for {job_text(job)}.",
+        "The plan also assumed this. Remove the #, and add a learning rate (lr) for it:",
+        *(f"{name} = {toml(value)}" for name, value in assumed.items()),
     ]
+    return given_as_config(shlex.split(recommended.options), heading=heading)
+
+
+def _next_text(config: str, job: Job) -> str:
+    """Return the next command, for a newcomer."""
+    ranks = "--hostfile hosts" if job.nodes > 1 else f"-n {job.ranks}"
     return (
-        f"kernels here, G values/s: plain sum {speeds.decode_add[32] / 1e9:.1f}; encode, decode "
-        f"and add, decode: {'; '.join(kernels)}"
+        f"\n{config} has these options. Next, check the machines, and write a job script:\n"
+        f"parallel-sgd doctor {ranks} --job job.sh train.py {shlex.quote(config)}"
     )
-
-
-def _table(estimates: Sequence[Candidate], job: Job) -> str:
-    """Return a table with a row for each algorithm; times in milliseconds."""
-    most = NODES[-1]
-    head = ["ms a step", "bits", *TERMS, "all"]
-    rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
-    for candidate in estimates:
-        cost = candidate.cost(job)
-        terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
-        rows.append(
-            [
-                candidate.name,
-                str(candidate.bits),
-                *(_ms(term) for term in (*terms, cost.total_s)),
-                f"{cost.efficiency * job.nodes:,.1f}",
-                f"{cost.efficiency:.1%}",
-                f"{_samples_per_s(candidate, job):,.0f}",
-                f"{sum(candidate.memory(job).values()) / 1e6:,.0f}",
-                f"{sum(candidate.memory(job.on(most)).values()) / 1e6:,.0f}",
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
-    return "\n".join("  ".join(line) for line in lines)
-
-
-def _servers_text(estimates: Sequence[Candidate], job: Job) -> str:
-    """Return a line with the number of parameter servers and the memory of each."""
-    for candidate in estimates:
-        if isinstance(candidate, Servers):
-            here, most = (candidate.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
-            return (
-                f"\nparameter servers: {candidate.servers(job):,}, on nodes of their own, each "
-                f"with {here:,.0f} MB (on {NODES[-1]:,} nodes {most:,.0f})"
-            )
-    return ""
 
 
 def _seconds_to_loss(run: PastRun, loss: float, estimates: Sequence[Candidate], job: Job) -> str:
@@ -323,7 +290,7 @@ def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
         },
         "speed_up": cost.efficiency * job.nodes,
         "efficiency": cost.efficiency,
-        "samples_per_s": _samples_per_s(candidate, job),
+        "samples_per_s": samples_per_s(candidate, job),
         "memory_bytes": candidate.memory(job),
     }
     if isinstance(candidate, Servers):
@@ -342,7 +309,7 @@ def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
         "job": {
             name: None if value == math.inf else value
             for name, value in vars(args).items()
-            if name not in ("json", "figure", "compare")
+            if name not in ("config", "json", "figure", "compare")
         },
         "values_per_s": {
             name: {str(bits): None if v == math.inf else v for bits, v in by_bits.items()}
@@ -363,13 +330,6 @@ def _content(args: argparse.Namespace, job: Job) -> dict[str, Any]:
     }
 
 
-def _require_writable_place(flag: str, path: str) -> None:
-    """Raise a UserError if a file cannot be in this place. Called before anything is measured."""
-    place = os.path.abspath(checked_path(flag, path, "file"))
-    if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
-        raise UserError(f"{flag}={path} must be a file in a folder that exists")
-
-
 def _figure_format(path: str) -> str:
     """Return the format of a figure, by its file name. Raise a UserError if Matplotlib lacks it."""
     figure_format = os.path.splitext(path)[1].removeprefix(".").lower() or "png"
@@ -387,11 +347,3 @@ def _pyplot() -> Any:
         raise UserError(
             "--figure needs matplotlib: pip install '.[train]' from the checkout"
         ) from error
-
-
-def _samples_per_s(candidate: Candidate, job: Job) -> float:
-    return job.ranks * job.minibatch * candidate.cost(job).efficiency / job.step_s
-
-
-def _ms(duration_s: float) -> str:
-    return f"{duration_s * 1e3:,.2f}" if abs(duration_s) < 1 else f"{duration_s * 1e3:,.0f}"

@@ -6,10 +6,11 @@ import json
 import shutil
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, executed
+from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TRAIN, executed
 
 from parallel_sgd.launcher import bound_mpi
 
@@ -57,6 +58,36 @@ def test_the_doctor() -> None:
     assert code == int(any(one["level"] == "problem" for one in found["findings"])), output
     assert len(found["ranks"]) == 3 and found["ranks"][0]["axpy"] > 0
     assert {one["check"] for one in found["findings"]} >= {"mpi", "versions", "cores", "links"}
+
+
+PLAN = "--nodes 1 --ranks-per-node 2 --bandwidth 1gbit --latency 100us --parameters 9610"
+
+
+@pytest.mark.any_mpi
+def test_from_a_plan_to_a_job(folder: Path) -> None:
+    """The plan's file of options, and the doctor's script, which needs no variable of this test."""
+    words = [*PLAN.split(), "--step-time", "5ms", "--config", "config.toml"]
+    code, output = executed([*PARALLEL_SGD, "plan", *words], timeout_s=SECONDS)
+    assert code == 0, output
+    program = [TRAIN, "config.toml", "--epochs", "1", "--no-plot", "--output", "run"]
+    doctor = [*PARALLEL_SGD, "doctor", "-n", "2", "--job", "job.sh", *program]
+    code, output = executed(doctor, timeout_s=2 * SECONDS)
+    assert code == 0, output
+    assert output.splitlines()[-1] == "job.sh starts 2 ranks on 1 host: ./job.sh"
+    (folder / "elsewhere").mkdir()
+    environ = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    code, output = executed(
+        [str(folder / "job.sh")],
+        folder=folder / "elsewhere",
+        environ=environ,
+        timeout_s=2 * SECONDS,
+    )
+    assert code == 0, output
+    assert "\n2 ranks, " in output and "\nepoch    1/1 " in output, output
+    planned = tomllib.loads((folder / "config.toml").read_text())
+    options = tomllib.loads((folder / "run" / "config.toml").read_text())
+    assert planned and planned.items() <= options.items()
+    assert (folder / "run" / "model.npz").is_file()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...training.reports.record import OPTIONS
 from ...training.session.run_folder import CONFIG
 from ...validation import checked_path, checked_seed, require_use, shown
 from ..options import build
-from .config import arguments_of, config_text, drop_unchosen_defaults
+from .config import arguments_of, config_text, drop_unchosen_defaults, settable
 from .data import require_data_options
 from .model import require_model_options
 from .options import DEFAULT_LR, SIZES, add_choices, parser
@@ -145,12 +145,13 @@ def described_as_config(
     *,
     heading: Sequence[str] = (),
     whole: bool = False,
+    only: Collection[str] | None = None,
 ) -> str:
     """Return the options as a file that gives the same run again. Local.
 
     Args:
         options, algorithm, optimizer: the options, from `read`.
-        heading, whole: see `config_text`.
+        heading, whole, only: see `config_text`.
     """
     adjusted = {
         name: value
@@ -161,7 +162,24 @@ def described_as_config(
     if options.distributed_after_epochs is not None:  # else the warm start would be given twice
         values["distributed_after"] = None
     shown_parser = parser(options.algorithm, options.optimizer)
-    return config_text(shown_parser, values, heading=heading, whole=whole)
+    return config_text(shown_parser, values, heading=heading, whole=whole, only=only)
+
+
+def given_as_config(arguments: Sequence[str], *, heading: Sequence[str] = ()) -> str:
+    """Return arguments as a file with only the options that the arguments set. Local.
+
+    Args:
+        arguments: options of train.py, as on the command line.
+        heading: see `config_text`.
+
+    Raises:
+        UserError: an argument is wrong.
+    """
+    flags = {argument.partition("=")[0] for argument in arguments}
+    only = {
+        option.dest for option in settable(parser()) if flags.intersection(option.option_strings)
+    }
+    return described_as_config(*read(arguments), heading=heading, whole=True, only=only)
 
 
 def adjustment_rules(options: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import textwrap
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,7 @@ def config_text(
     *,
     heading: Sequence[str] = (),
     whole: bool = False,
+    only: Collection[str] | None = None,
 ) -> str:
     """Return a file of options.
 
@@ -171,6 +172,7 @@ def config_text(
         values: the value of each option by name; None is written as a comment.
         heading: lines of comment at the top.
         whole: also write the options of a single run (`RUN_ONLY`).
+        only: the names of the options to write; None: all of them.
 
     Returns:
         TOML that `arguments_of` reads.
@@ -182,7 +184,9 @@ def config_text(
         actions = [
             action
             for action in group._group_actions
-            if action in [*settable(parser)] and action.help != argparse.SUPPRESS
+            if action in [*settable(parser)]
+            and action.help != argparse.SUPPRESS
+            and (only is None or action.dest in only)
         ]
         if not actions:
             continue
