@@ -79,7 +79,7 @@ class JobScript:
             lines += ["", "# Variables that were set when the doctor started the ranks."]
             lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         options = ["-n", str(self.ranks), *self.options]
-        lines += ["", "# exec: parallel-sgd gets signals to this script, and gives the exit code."]
+        lines += ["", "# By exec, signals to this script reach parallel-sgd; the exit code is the job's."]
         if self.batch == SLURM:
             options = [*self.options, "--log-dir", "logs"]
             lines.append("# Each task of Slurm is a rank. logs/rank-*.out have the output of each.")
