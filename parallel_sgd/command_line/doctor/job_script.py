@@ -21,6 +21,7 @@ DEFAULT_COMMAND = ("train.py", "config.toml")
 SLURM = "Slurm"  #: as the name of an allocation
 
 _MARK = "# Written by parallel-sgd doctor"
+_EXEC = "# By exec, signals to this script reach parallel-sgd; the exit code is the job's."
 
 #: Variables that change how ranks start and communicate: names, and beginnings of names.
 _VARIABLES = {
@@ -79,7 +80,7 @@ class JobScript:
             lines += ["", "# Variables that were set when the doctor started the ranks."]
             lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         options = ["-n", str(self.ranks), *self.options]
-        lines += ["", "# By exec, signals to this script reach parallel-sgd; the exit code is the job's."]
+        lines += ["", _EXEC]
         if self.batch == SLURM:
             options = [*self.options, "--log-dir", "logs"]
             lines.append("# Each task of Slurm is a rank. logs/rank-*.out have the output of each.")
