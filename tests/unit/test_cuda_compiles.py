@@ -89,8 +89,13 @@ def test_nvrtc(chip: str) -> None:
         assert binary.startswith("\x7fELF")
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("file", FILES)
+def _reals() -> list[tuple[str, int]]:
+    """Every file, with the bits of its real numbers: those of blocks are float32."""
+    widths = {file: macros.get("REAL_BITS") for file, macros in _variants()}
+    return [(file, bits) for file in FILES for bits in ((32, 64) if widths[file] else (32,))]
+
+
+@pytest.mark.parametrize(("file", "bits"), _reals())
 def test_arithmetic_is_exact(file: str, bits: int) -> None:
     """No contraction, no approximation, no flushing of denormals."""
     options = ["--gpu-architecture=compute_75", *launch.EXACT, f"-DREAL_BITS={bits}"]
