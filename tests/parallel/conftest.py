@@ -208,9 +208,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "messages: about what ranks send each other, so also on MPICH with one rank and with "
-        "three, and on Open MPI with two and four; `make test` runs algorithms there in "
-        "test_golden alone, and all of them on MPICH with two",
+        "messages: about what ranks send each other, so also on MPICH with one rank, on Open MPI "
+        "with four, and without MPI on one and three; `make test` runs algorithms there in "
+        "test_golden alone, on three ranks, and all of them on MPICH with two",
     )
     config.addinivalue_line(
         "markers",
