@@ -375,7 +375,7 @@ def test_a_session_goes_on(tmp_path: Path, spares: int, partly: bool) -> None:
     body = session(tmp_path / "undisturbed")
     expected, samples, _ = simulate_recovery(3, body, timeout_s=100)[0]
     assert samples == [60, 120, 180, 240, 300, 360, 420, 480]
-    for number in range(40, 700, 53 if partly else 83):
+    for number in range(40, 700, 71 if partly else 107):
         rank, folder = number % 3, tmp_path / str(number)
         heard_by = (rank + 1) % 3 if partly else None
         with FailurePlan(Failure(rank, meeting=number, heard_by=heard_by)) as plan:
@@ -444,7 +444,7 @@ def test_a_run_ends_with_its_best_model(tmp_path: Path, algorithm: Any, partly: 
     expected, rows, steps = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     best = rows[-1].event
     assert best.startswith("restored the model of ") and steps == 3 * SAMPLES // SIZE
-    for number in range(60, 500, 37 if partly else 43):
+    for number in range(60, 500, 49 if partly else 58):
         rank, folder = number % 3, tmp_path / str(number)
         heard_by = (rank + 1) % 3 if partly else None
         with FailurePlan(Failure(rank, meeting=number, heard_by=heard_by)) as plan:
@@ -467,7 +467,7 @@ def test_a_rank_dies_soon_after_a_run_was_resumed(tmp_path: Path) -> None:
     algorithm = psgd.DataParallelSGD()
     expected, rows, _ = simulate_recovery(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     killed = 0
-    for number in range(12, 70, 7):
+    for number in range(12, 70, 10):
         folder = tmp_path / str(number)
         body = ended(folder, algorithm, resume=True)
         simulate_recovery(3, partial(body, epochs=2), timeout_s=100)

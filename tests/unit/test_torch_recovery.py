@@ -203,7 +203,7 @@ def test_all_ranks_evaluate_together() -> None:
     def check(outcome: Outcome) -> None:
         assert {one for one in outcome.results if one is not None} == {36}
 
-    explore(body, ranks=3, faults=1, schedules=60, seed=90, may_fail=False, check=check)
+    explore(body, ranks=3, faults=1, schedules=30, seed=90, may_fail=False, check=check)
 
 
 @pytest.mark.parametrize("what", [psgd.torch.init_process_group, psgd.torch.hook_state])
