@@ -19,7 +19,7 @@ EVERYWHERE = ("data-parallel, 1 bit", "block momentum", "DiLoCo, overlap")
 @pytest.mark.parametrize("name", few_ranks_but(EVERYWHERE, CONFORMING))
 def test_algorithms_conform(comm, name):
     algorithm, options = CONFORMING[name]
-    outcomes = check_algorithm(algorithm, comm=comm, schedules=20, **options)
+    outcomes = check_algorithm(algorithm, comm=comm, schedules=10, **options)
     assert list(outcomes) == list(CHECKS)
     skipped = [check for check, outcome in outcomes.items() if "passed" not in outcome]
     several = {check for check in CHECKS if CHECKS[check].least_ranks > comm.size}
@@ -65,7 +65,7 @@ def test_an_exception_that_is_not_needed():
 def test_a_block_that_never_ends():
     message = "^bytes_sent, on 2 ranks: rank 0: no bytes are counted in 10 minibatches"
     with pytest.raises(AssertionError, match=message):
-        check_algorithm(ModelAveragingSGD(), schedules=20)
+        check_algorithm(ModelAveragingSGD(), only=["bytes_sent"])
 
 
 @pytest.mark.parametrize("options", [{"only": ["speed"]}, {"exceptions": {"speed": "slow"}}])

@@ -44,12 +44,12 @@ def test_every_check_catches_something():
 
 @pytest.mark.filterwarnings("ignore:servers=0")
 def test_the_faultless_pass():
-    check_algorithm(DATA_PARALLEL, ranks=(RANKS,), optimizer=MomentumSGD(lr=0.1), schedules=20)
-    check_algorithm(AVERAGING, ranks=(RANKS,), schedules=20)
+    check_algorithm(DATA_PARALLEL, ranks=(RANKS,), optimizer=MomentumSGD(lr=0.1), schedules=5)
+    check_algorithm(AVERAGING, ranks=(RANKS,), schedules=5)
     check_algorithm(
-        DILOCO, ranks=(RANKS,), exceptions={"serial": "the outer momentum"}, schedules=20
+        DILOCO, ranks=(RANKS,), exceptions={"serial": "the outer momentum"}, schedules=5
     )
-    check_algorithm(ROUNDS, ranks=(RANKS,), schedules=20)
+    check_algorithm(ROUNDS, ranks=(RANKS,), schedules=5)
 
 
 def test_a_message_names_step_value_and_identity():

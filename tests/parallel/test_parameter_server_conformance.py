@@ -51,7 +51,7 @@ def test_rounds_conform_on_threads(name):
     """With `test_conformance`, where they push 1 bit, on MPI too."""
     options, more = ROUNDS[name]
     algorithm = DataParallelASGD(**{"mode": "sync", "servers": 0, "sync_steps": 1, **options})
-    check_algorithm(algorithm, ranks=(3,), schedules=20, **more)
+    check_algorithm(algorithm, ranks=(3,), schedules=10, **more)
 
 
 @pytest.mark.few_ranks
@@ -62,7 +62,7 @@ def test_a_pipeline_in_rounds_conforms(comm, currency, by_nature):
         mode="sync", servers=0, sync_steps=1, pipeline=True, currency=currency
     )
     exceptions = {name: why for name, (least, why) in by_nature.items() if comm.size >= least}
-    outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions, schedules=20)
+    outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions, schedules=10)
     excepted = {name for name, outcome in outcomes.items() if outcome.startswith("exception")}
     assert excepted == set(exceptions)
     assert list(outcomes) == list(CHECKS)
