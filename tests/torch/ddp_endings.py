@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch._dynamo  # noqa: F401  DDP imports it: once, before the ranks are f
 import torch.distributed as dist
 from ddp_models import mlp, trained, wrapped
 from limits import patience
+from ports import free_port
 
 from parallel_sgd.torch import compress
 
@@ -84,13 +84,6 @@ def run_rank(rank: int, port: int, output: Path, end: Callable[[Any], None]) -> 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port: int = asked.getsockname()[1]
-        return port
 
 
 def main(folder: Path) -> None:

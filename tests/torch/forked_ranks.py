@@ -14,13 +14,13 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from ports import free_port
 
 import parallel_sgd as psgd
 import parallel_sgd.torch
@@ -53,11 +53,6 @@ def train(
         learner.gradient["w"][:] = comm.rank + 1
         learner.step(samples=2)
     learner.finish()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Job:
