@@ -211,122 +211,6 @@ class Learner(FixedAttributes):
         self._is_made = True
         self.bytes_sent = sent
 
-    def recover(self) -> None:
-        """Continue training without the failed ranks. Call this on all remaining ranks after a
-        collective of this learner or of a communicator has raised `RanksLost`, in place of the
-        failed call.
-
-        The model and all state are those of an earlier time, to which `samples` has been set back;
-        sources issue the samples after that point again. (With parameter servers nothing is set
-        back.) The learner's own `step` and `finish` recover without this call. Collective.
-
-        Raises:
-            UserError: the ranks are not fault-tolerant.
-        """
-        self.recovery.recover()
-
-    def surviving(self, function: Callable[[], Result]) -> Result:
-        """Run a training function from the learner's current position; rerun the function after
-        every rank failure during the call. Collective.
-
-        Args:
-            function: takes no arguments. Gets its minibatches from a source, or computes them from
-                `samples`, which a failure sets back. May use the ranks in any way, such as to
-                evaluate.
-        Returns:
-            The function's result, once all remaining ranks have completed the function. No later
-            failure leads back into it.
-        """
-        return self.recovery.complete(function)
-
-    def repeated(self, function: Callable[[], Result]) -> Result:
-        """Run a collective function, and rerun it after every rank failure during the call. A rank
-        may have completed it when others rerun it: for what every rank does again after a rollback.
-        Sources meet so. Collective."""
-        return self.recovery.run(function)
-
-    def between_steps(self, function: Callable[[], Result]) -> Result | None:
-        """Run a collective function without steps, such as an evaluation of your own; rerun the
-        function after a rank failure during the call. Collective.
-
-        Args:
-            function: takes no arguments.
-        Returns:
-            The function's result, once all remaining ranks have completed the function. None if
-            training has rolled back to before the call, as `step` returns 0: some ranks may not
-            have come to the call. Go on with the loop, which calls again at the same place. Within
-            `surviving`, its function is rerun instead. With parameter servers nothing is rolled
-            back, and every call has a result.
-        """
-        return self.recovery.commit_after(function)
-
-    def gathered(self, own: Result) -> list[Result]:
-        """Gather one item from every remaining rank, in a session. Failed ranks are not waited for.
-        Collective.
-
-        Args:
-            own: this rank's item, as for `Communicator.allgather_object`.
-        """
-
-        def gathered() -> list[Result]:
-            self.meet()
-            return self.comm.allgather_object(own)
-
-        return self.recovery.collective(gathered)
-
-    def announce(self, samples: int, total: int) -> None:
-        """Announce the sample counts of a coming `step`, so that the ranks need not exchange
-        counts.
-
-        Either all ranks announce every minibatch, in order, or no rank announces any. A step takes
-        the next minibatch, or the next few minibatches that together have the step's samples:
-        minibatches may be fetched ahead, also in another thread, and gradients may be accumulated.
-        Minibatches that all ranks skip alike are passed over. Sources use `feed` instead.
-
-        Args:
-            samples: of this rank in the minibatch.
-            total: of all ranks in the minibatch; the same on all ranks.
-
-        Local.
-        """
-        self.ledger.add(samples, total)
-
-    def discard_issued(self) -> None:
-        """Discard the announced minibatches that no step has taken, and their source. Later steps
-        have no source, or a new source. Local."""
-        self.ledger.clear()
-
-    def feed(self) -> Feed:
-        """Open a `with` block for one pass of a source over its minibatches. The feed gives the
-        start of the next minibatch, and whether the ranks split this minibatch, and announces each
-        minibatch. Local.
-
-        From then on `step` takes the issued minibatches, and is refused without any. At the end of
-        a complete pass, minibatches without a step stay queued. If the block is left early, such
-        minibatches are discarded.
-        """
-        return Feed(self.ledger, self.algorithm, self.shares, self.fail, self.recovery)
-
-    def ready(self, name: str) -> None:
-        """Report the gradient of one parameter as complete, before `step`, during the backward
-        pass. An algorithm with ``overlap=True`` starts to exchange this gradient.
-
-        Args:
-            name: of the parameter; buckets are exchanged last parameter first. From here until
-                `step` returns, this parameter's part of `gradient` must not be touched.
-        Raises:
-            UserError: there is no such parameter.
-
-        Local. After this call the rank must take the step with samples. The call is optional for
-        each parameter.
-        """
-        self.access.require_open()
-        if name not in self.gradient:
-            raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        if self.ledger.next_is_discarded:
-            return
-        self.runner.ready(name)
-
     def step(self, samples: int, loss: float | None = None) -> int:
         """Train on one minibatch, with its gradient in `gradient`.
 
@@ -350,31 +234,58 @@ class Learner(FixedAttributes):
         """
         return self._training_step.run(samples, loss)
 
-    def fail(self, problem: str) -> NoReturn:
-        """End training because of a problem on this rank alone (bad data, say), in place of a
-        `step`.
+    def ready(self, name: str) -> None:
+        """Report the gradient of one parameter as complete, before `step`, during the backward
+        pass. An algorithm with ``overlap=True`` starts to exchange this gradient.
 
         Args:
-            problem: one line.
+            name: of the parameter; buckets are exchanged last parameter first. From here until
+                `step` returns, this parameter's part of `gradient` must not be touched.
         Raises:
-            UserError: on this rank now, and on every rank at its next synchronization: in `step`,
-                `meet` or `finish`.
+            UserError: there is no such parameter.
+
+        Local. After this call the rank must take the step with samples. The call is optional for
+        each parameter.
         """
         self.access.require_open()
-        self.discard_issued()
-        with self.consistency.during(FAIL, self.comm):
-            self.runner.fail(problem)
+        if name not in self.gradient:
+            raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
+        if self.ledger.next_is_discarded:
+            return
+        self.runner.ready(name)
 
-    def meet(self) -> None:
-        """Synchronize all ranks, and check their progress for equality. Call this before
-        collectives of your own on `comm`, such as an evaluation. Collective.
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the sample counts of a coming `step`, so that the ranks need not exchange
+        counts.
 
-        Raises:
-            UserError: on all ranks, if any rank has called `fail`, or if the ranks disagree on the
-                minibatches so far, the samples trained on, or the model.
+        Either all ranks announce every minibatch, in order, or no rank announces any. A step takes
+        the next minibatch, or the next few minibatches that together have the step's samples:
+        minibatches may be fetched ahead, also in another thread, and gradients may be accumulated.
+        Minibatches that all ranks skip alike are passed over. Sources use `feed` instead.
+
+        Args:
+            samples: of this rank in the minibatch.
+            total: of all ranks in the minibatch; the same on all ranks.
+
+        Local.
         """
-        self.access.require_open()
-        self.recovery.collective(lambda: self.consistency.meet(self.comm))
+        self.ledger.add(samples, total)
+
+    def feed(self) -> Feed:
+        """Open a `with` block for one pass of a source over its minibatches. The feed gives the
+        start of the next minibatch, and whether the ranks split this minibatch, and announces each
+        minibatch. Local.
+
+        From then on `step` takes the issued minibatches, and is refused without any. At the end of
+        a complete pass, minibatches without a step stay queued. If the block is left early, such
+        minibatches are discarded.
+        """
+        return Feed(self.ledger, self.algorithm, self.shares, self.fail, self.recovery)
+
+    def discard_issued(self) -> None:
+        """Discard the announced minibatches that no step has taken, and their source. Later steps
+        have no source, or a new source. Local."""
+        self.ledger.clear()
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -459,22 +370,6 @@ class Learner(FixedAttributes):
         """Return the arrays for a model file, by name: views of the parameters. Local."""
         return self.adapter.arrays()
 
-    def state_replaced(self, cause: Cause) -> None:
-        """Report the replacement of the learner's whole state to its parts.
-
-        Collective on fault-tolerant ranks, unless `cause` is RECOVERED; otherwise local.
-        """
-        event = StateReplaced(cause, self.samples)
-        for part in (self.ledger, self.shares, self.skipped, self.recovery, self.adapter):
-            part.state_replaced(event)
-
-    @property
-    def states(self) -> dict[str, Any]:
-        """The contents of a checkpoint besides the parameters, by name: dataclasses as described in
-        `parallel_sgd.state`. Local."""
-        own = {"optimizer": self.local_step.state, "algorithm": self.state}
-        return own | self.adapter.states
-
     @property
     def samples(self) -> int:
         """Samples seen by all ranks so far. Local."""
@@ -493,6 +388,16 @@ class Learner(FixedAttributes):
     @last_samples.setter
     def last_samples(self, samples: int) -> None:
         self.ledger.trained = samples
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent to other ranks for training so far, as its algorithm
+        counts. Local."""
+        return self._sent_before + self.runner.bytes_sent
+
+    @bytes_sent.setter
+    def bytes_sent(self, sent: int) -> None:
+        self._sent_before += sent - self.bytes_sent
 
     @property
     def serves(self) -> bool:
@@ -529,14 +434,109 @@ class Learner(FixedAttributes):
         return self.samples >= self.algorithm.distributed_after
 
     @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to other ranks for training so far, as its algorithm
-        counts. Local."""
-        return self._sent_before + self.runner.bytes_sent
+    def states(self) -> dict[str, Any]:
+        """The contents of a checkpoint besides the parameters, by name: dataclasses as described in
+        `parallel_sgd.state`. Local."""
+        own = {"optimizer": self.local_step.state, "algorithm": self.state}
+        return own | self.adapter.states
 
-    @bytes_sent.setter
-    def bytes_sent(self, sent: int) -> None:
-        self._sent_before += sent - self.bytes_sent
+    def state_replaced(self, cause: Cause) -> None:
+        """Report the replacement of the learner's whole state to its parts.
+
+        Collective on fault-tolerant ranks, unless `cause` is RECOVERED; otherwise local.
+        """
+        event = StateReplaced(cause, self.samples)
+        for part in (self.ledger, self.shares, self.skipped, self.recovery, self.adapter):
+            part.state_replaced(event)
+
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """Run a training function from the learner's current position; rerun the function after
+        every rank failure during the call. Collective.
+
+        Args:
+            function: takes no arguments. Gets its minibatches from a source, or computes them from
+                `samples`, which a failure sets back. May use the ranks in any way, such as to
+                evaluate.
+        Returns:
+            The function's result, once all remaining ranks have completed the function. No later
+            failure leads back into it.
+        """
+        return self.recovery.complete(function)
+
+    def between_steps(self, function: Callable[[], Result]) -> Result | None:
+        """Run a collective function without steps, such as an evaluation of your own; rerun the
+        function after a rank failure during the call. Collective.
+
+        Args:
+            function: takes no arguments.
+        Returns:
+            The function's result, once all remaining ranks have completed the function. None if
+            training has rolled back to before the call, as `step` returns 0: some ranks may not
+            have come to the call. Go on with the loop, which calls again at the same place. Within
+            `surviving`, its function is rerun instead. With parameter servers nothing is rolled
+            back, and every call has a result.
+        """
+        return self.recovery.commit_after(function)
+
+    def recover(self) -> None:
+        """Continue training without the failed ranks. Call this on all remaining ranks after a
+        collective of this learner or of a communicator has raised `RanksLost`, in place of the
+        failed call.
+
+        The model and all state are those of an earlier time, to which `samples` has been set back;
+        sources issue the samples after that point again. (With parameter servers nothing is set
+        back.) The learner's own `step` and `finish` recover without this call. Collective.
+
+        Raises:
+            UserError: the ranks are not fault-tolerant.
+        """
+        self.recovery.recover()
+
+    def repeated(self, function: Callable[[], Result]) -> Result:
+        """Run a collective function, and rerun it after every rank failure during the call. A rank
+        may have completed it when others rerun it: for what every rank does again after a rollback.
+        Sources meet so. Collective."""
+        return self.recovery.run(function)
+
+    def gathered(self, own: Result) -> list[Result]:
+        """Gather one item from every remaining rank, in a session. Failed ranks are not waited for.
+        Collective.
+
+        Args:
+            own: this rank's item, as for `Communicator.allgather_object`.
+        """
+
+        def gathered() -> list[Result]:
+            self.meet()
+            return self.comm.allgather_object(own)
+
+        return self.recovery.collective(gathered)
+
+    def meet(self) -> None:
+        """Synchronize all ranks, and check their progress for equality. Call this before
+        collectives of your own on `comm`, such as an evaluation. Collective.
+
+        Raises:
+            UserError: on all ranks, if any rank has called `fail`, or if the ranks disagree on the
+                minibatches so far, the samples trained on, or the model.
+        """
+        self.access.require_open()
+        self.recovery.collective(lambda: self.consistency.meet(self.comm))
+
+    def fail(self, problem: str) -> NoReturn:
+        """End training because of a problem on this rank alone (bad data, say), in place of a
+        `step`.
+
+        Args:
+            problem: one line.
+        Raises:
+            UserError: on this rank now, and on every rank at its next synchronization: in `step`,
+                `meet` or `finish`.
+        """
+        self.access.require_open()
+        self.discard_issued()
+        with self.consistency.during(FAIL, self.comm):
+            self.runner.fail(problem)
 
     def __enter__(self) -> Self:
         return self
