@@ -105,6 +105,12 @@ def test_slurm_gets_what_the_doctor_was_given() -> None:
     assert "# Submit it to PBS, for 4 ranks on 2 hosts.\n" in SCRIPTS["pbs"].text()
 
 
+def test_a_job_has_the_gpus_and_the_memory_of_the_allocation() -> None:
+    more = {**ALLOCATION, "SLURM_GPUS_PER_NODE": "a100:4", "SLURM_MEM_PER_NODE": "204800"}
+    text = replace(SCRIPTS["slurm"], environ=more).text()
+    assert "#SBATCH --gpus-per-node=a100:4\n#SBATCH --mem=204800\n" in text
+
+
 def test_a_value_of_slurm_adds_no_line() -> None:
     odd = {**ALLOCATION, "SLURM_JOB_PARTITION": "a\nrm x", "SLURM_JOB_ACCOUNT": "b c"}
     text = replace(SCRIPTS["slurm"], environ=odd).text()
@@ -128,12 +134,14 @@ def test_variables_of_the_network_and_of_threads() -> None:
     environ = {
         **{"OMP_NUM_THREADS": "3", INTERFACE: "eth0", "OMPI_MCA_btl": "tcp,self", "HOME": "/root"},
         **{"PYTHONPATH": "/a b", "SLURM_JOB_ID": "7", "UCX_TLS": "tcp", "SECRET": "x"},
+        "PATH": "/opt/mpi/bin:/bin",  # where a module has put its mpiexec
     }
     lines = replace(LOCAL, environ=environ).text().splitlines()
     assert [line for line in lines if line.startswith("export")] == [
         "export OMPI_MCA_btl=tcp,self",
         "export OMP_NUM_THREADS=3",
         f"export {INTERFACE}=eth0",
+        "export PATH=/opt/mpi/bin:/bin",
         "export PYTHONPATH='/a b'",
         "export UCX_TLS=tcp",
     ]

@@ -158,12 +158,16 @@ def test_runs_are_compared(runs):
 
 
 def test_the_other_runs_are_told_relative_to_the_first(runs):
-    def run(name: str, seconds: float, sent: int, loss: float) -> RunRecord:
-        row = {"epoch": 1, "samples": 10, "seconds": seconds, "bytes_sent": sent}
-        return RunRecord(runs[0].folder / name, {}, [{**row, "test_loss": loss}])
+    def run(name: str, seconds: float, sent: int, *losses: float) -> RunRecord:
+        rows = [
+            {"epoch": i, "samples": 10 * i, "seconds": i * seconds, "bytes_sent": i * sent}
+            | {"test_loss": loss}
+            for i, loss in enumerate(losses, 1)
+        ]
+        return RunRecord(runs[0].folder / name, {}, rows)
 
-    slow, fast = run("slow", 6.0, 1000, 0.5), run("fast", 2.0, 125, 0.25)
-    said = "reached a test loss of 0.5000 3.0 times as fast as slow, and sent 12.5 % of its bytes"
+    slow, fast = run("slow", 3.0, 500, 0.75, 0.5), run("fast", 2.0, 125, 0.375, 0.25, 0.125)
+    said = "reached a test loss of 0.5000 3.0 times as fast as slow, with 12.5 % of its bytes"
     assert relative_to_first([slow, fast]) == [f"fast {said}"]
     assert relative_to_first([slow, run("serial", 2.0, 0, 0.5)]) == []
     assert f"<p>fast {said}.</p>" in comparison_page([slow, fast])
@@ -175,7 +179,7 @@ def test_seconds_to_a_loss(runs):
         for i, loss in enumerate([3.0, 1.0, 2.0, 0.5])
     ]
     run = RunRecord(runs[0].folder, {}, rows)
-    assert [run.seconds_to("test_loss", level) for level in (2.0, 0.5, 0.1)] == [1.0, 3.0, None]
+    assert [run.cost_of("test_loss", level) for level in (2.0, 0.5, 0.1)] == [1.0, 3.0, None]
     assert run.speed() == [(10, 10), (20, 10), (30, 10)]
     assert run.samples_per_second == 10
 

@@ -26,15 +26,22 @@ _EXEC = "# By exec, signals to this script reach parallel-sgd; the exit code is 
 #: Variables that change how ranks start and communicate: names, and beginnings of names.
 _VARIABLES = {
     *THREAD_VARIABLES,
-    *(GPUS_PER_RANK, INTERFACE, WAIT_TIMEOUT_S, "PYTHONPATH", "LD_LIBRARY_PATH"),
+    *(GPUS_PER_RANK, INTERFACE, WAIT_TIMEOUT_S, "PATH", "PYTHONPATH", "LD_LIBRARY_PATH"),
 }
-_FAMILIES = re.compile(r"(FI|UCX|GLOO|NCCL|OMPI_MCA|PRTE_MCA|HYDRA|MPICH|MPIR_CVAR)_[A-Za-z0-9_]+")
+_FAMILIES = re.compile(
+    r"(FI|UCX|GLOO|NCCL|OMPI_MCA|PRTE_MCA|PMIX_MCA|HYDRA|MPICH|MPIR_CVAR|I_MPI|MPI4PY)_[A-Za-z0-9_]+"
+)
 
 #: Options of sbatch, with the variables of an allocation that has them.
 _OF_SBATCH = {
     "--cpus-per-task": "SLURM_CPUS_PER_TASK",
     "--partition": "SLURM_JOB_PARTITION",
     "--account": "SLURM_JOB_ACCOUNT",
+    "--qos": "SLURM_JOB_QOS",
+    "--gpus-per-node": "SLURM_GPUS_PER_NODE",
+    "--gpus-per-task": "SLURM_GPUS_PER_TASK",
+    "--mem": "SLURM_MEM_PER_NODE",  # megabytes, as these two options take them
+    "--mem-per-cpu": "SLURM_MEM_PER_CPU",
 }
 
 
@@ -100,7 +107,7 @@ class JobScript:
         given += [("--ntasks-per-node", str(per_node)) if alike else ("--ntasks", str(self.ranks))]
         given += [(flag, self.environ.get(name, "")) for flag, name in _OF_SBATCH.items()]
         lines = [
-            f"#SBATCH {flag}={value}" for flag, value in given if re.fullmatch(r"[\w.,-]+", value)
+            f"#SBATCH {flag}={value}" for flag, value in given if re.fullmatch(r"[\w.,:-]+", value)
         ]
         return [*lines, "# For a limit of time and for requeueing see docs/restarts.md."]
 

@@ -112,9 +112,11 @@ def finish(
     if "workers" in details:
         print(f"bytes between workers and servers {last.bytes_sent:,d}")
     elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
-        times = f"{full / last.bytes_sent:.1f}"
-        saved = f"; with every gradient in 32 bits {full:,d}, {times} times as much"
-        print(f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}{saved * (times != '1.0')}")
+        line = f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}"
+        times = full / last.bytes_sent
+        if round(times, 1) != 1:
+            line += f"; with every gradient in 32 bits {full:,d}, {times:.1f} times as much"
+        print(line)
     if plot:
         curves = loss_curves(history, f", {name}")
         folder.write_loss_curves(curves | loss_curves(serial or [], ", serial SGD", train=False))

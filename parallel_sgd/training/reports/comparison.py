@@ -25,10 +25,10 @@ def comparison_table(runs: Sequence[RunRecord]) -> str:
 
 
 def relative_to_first(runs: Sequence[RunRecord]) -> list[str]:
-    """Return a line for each run but the first: its speed and its bytes beside the first one's.
+    """Return a line for each run but the first: what a loss cost it, beside the first run's cost.
 
-    The speed is that of the last column of `comparison_table`: the time to a loss reached by all.
-    A run is left out if that time, or the bytes of one of the two runs, is zero. Local.
+    The loss is that of the last column of `comparison_table`, which all runs have reached. A run is
+    left out if one of the two runs took no time or sent nothing. Local.
     """
     metric = common_metric(runs)
     if metric is None:
@@ -36,13 +36,13 @@ def relative_to_first(runs: Sequence[RunRecord]) -> list[str]:
     level, first = reached_by_all(runs, metric), runs[0]
     lines = []
     for run in runs[1:]:
-        first_s, seconds = (r.seconds_to(metric, level) for r in (first, run))
-        first_sent, sent = (r.rows[-1]["bytes_sent"] for r in (first, run))
+        first_s, seconds = (r.cost_of(metric, level) for r in (first, run))
+        first_sent, sent = (r.cost_of(metric, level, "bytes_sent") for r in (first, run))
         if first_s and seconds and first_sent and sent:
             times, share = first_s / seconds, 100 * sent / first_sent
             lines.append(
                 f"{run.name} reached a {in_words(metric)} of {level:.4f} {times:.1f} times as fast "
-                f"as {first.name}, and sent {share:.1f} % of its bytes"
+                f"as {first.name}, with {share:.1f} % of its bytes"
             )
     return lines
 
@@ -104,7 +104,7 @@ def _table(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
             f"{last['bytes_sent'] / 1e6:,.1f}" if last else "",
         ]
         if common and level is not None:
-            seconds = run.seconds_to(common, level)
+            seconds = run.cost_of(common, level)
             row.append("" if seconds is None else f"{seconds:,.2f}")
         rows.append(row)
     return header, rows

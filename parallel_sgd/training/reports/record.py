@@ -115,9 +115,12 @@ class RunRecord:
             return None
         return seconds[-1][0] / seconds[-1][1]
 
-    def seconds_to(self, metric: str, value: float) -> float | None:
-        """Return the training seconds at the first row with a metric of at most `value`."""
-        return next((x for x, y in self.points(metric, "seconds") if y <= value), None)
+    def cost_of(self, metric: str, value: float, of: str = "seconds") -> float | None:
+        """Return the seconds, or another field, at the first row with a metric of at most `value`.
+
+        Local.
+        """
+        return next((x for x, y in self.points(metric, of) if y <= value), None)
 
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
