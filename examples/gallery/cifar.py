@@ -1,9 +1,9 @@
 """Train ResNet-20 on images in CIFAR's files
 
 A ResNet-20 learns color images of 32 by 32 pixels from files in the format of CIFAR-10. This is for
-anyone who has CIFAR, or their own images in its simple format: a byte for the class, then 3,072
-bytes for red, green and blue. The network is that of
-[He et al.](https://arxiv.org/abs/1512.03385) for CIFAR, and the gradients have 4 bits.
+anyone who has CIFAR, or their own images in the same simple format: one byte for the class, then
+3,072 bytes for red, green and blue. [He et al.](https://arxiv.org/abs/1512.03385) designed this
+network for CIFAR. The gradients have 4 bits.
 
 Without `--data`, each rank writes small files of made-up images: ten figures in random colors,
 sizes and places. For the real CIFAR-10, unpack its binary version, give the folder, and take more
@@ -11,8 +11,9 @@ epochs: `--data cifar-10-batches-bin --epochs 100 --minibatch 128 --lr 0.1`. The
 memory-mapped, and a rank reads only its part of each minibatch.
 [Data](../data.md#cifar-10) says more on this format, and on others, such as folders of PNG files.
 
-Each row on the left of the figure has test images that the network takes for one class. Those with
-a frame belong to another class. On the right is the test accuracy after each epoch.
+On the left of the figure, each row has test images that the network assigns to one class. A frame
+marks an image that really belongs to another class. On the right is the test accuracy after each
+epoch.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """Predict clicks by embeddings on a parameter server
 
 Two workers learn to predict clicks from ids, and a server keeps an embedding of each id. A sample
-has eight ids, such as those of the user, the page and the product, and each of these fields has
-10^11 possible ids: a table of all embeddings would take 25 TB. The server makes a row when an id
-occurs first. A worker pulls the rows of its minibatch and pushes their gradients; no other rows
-travel. This is for anyone who recommends or ranks items.
+has eight ids, such as those of the user, the page and the product. Each of these fields has 10^11
+possible ids, so a table of all embeddings would take 25 TB. The server makes a row only when an id
+occurs for the first time. A worker pulls the rows of its minibatch and pushes their gradients. No
+other rows travel. This is for anyone who recommends or ranks items.
 
-The clicks are made up, so the lowest possible loss is known: a line of the figure. The other line
-is the loss of a model that knows only the share of clicks. On the right, the server's table grows
-as new ids occur. The workers do not wait for each other, so no two runs are alike.
+The clicks are made up, so the lowest possible loss is known. The figure shows it as a line. The
+other line is the loss of a model that knows only the share of clicks. On the right, the server's
+table grows as new ids occur. The workers do not wait for each other, so no two runs are alike.
 
 For your own data, give `Source` a data set with int64 ids as x: hashes will do. With
 `-n 4 --servers 2` two servers share the rows. [Parameter servers](../parameter_servers.md) has

@@ -2,8 +2,9 @@
 
 A small network learns scikit-learn's digits four times, each time with another number of bits in a
 gradient's value. This is for anyone who wonders how much a few bits cost in loss. The figure shows
-the test loss against the megabytes that both ranks have sent. Each number of bits takes the same
-steps to the same loss; the lines only move to the left, by the factor that messages are smaller.
+the test loss against the megabytes that both ranks have sent. With any of these numbers of bits,
+the network reaches the same loss in the same number of steps. With fewer bits the line only moves
+to the left, because the messages are smaller.
 
 For your own data, replace `psgd.data.digits()` by two `psgd.data.Arrays(x, y)`, and the sizes of
 the `MLP` by yours. A `TrainingSession` runs the loop and measures the test loss;

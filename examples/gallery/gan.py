@@ -10,9 +10,10 @@ gradient in the discriminator as well, and `zero_grad` clears this gradient befo
 discriminator's next `backward`. The generator has BatchNorm: `evaluation` averages its statistics
 over the ranks.
 
-The generator has drawn the upper rows of the figure from the same noise after some epochs; the last
-rows are real. The percentage says how many of 500 generated digits a nearest-neighbor classifier,
-which knows real digits only, recognizes as the class that was asked for.
+The upper rows of the figure show what the generator draws from the same noise after more and more
+epochs. The last rows are real images. To get the percentage, a nearest-neighbor classifier that
+knows only real digits looks at 500 generated digits. The percentage is the share that it recognizes
+as the class that was asked for.
 
 For your own images, replace `psgd.data.digits()` and the two networks. One sampler divides the
 images among the ranks, and both learners count the same samples. [PyTorch](../pytorch.md) has more

@@ -9,8 +9,8 @@ The figure shows the test accuracy against the megabytes that a rank has sent. B
 steps and end at similar accuracies, but with 2 bits the ranks send a sixteenth of the bytes.
 
 For your own model and data, add the argument to your `Trainer`, and start the program by
-`torchrun`, or as below. [Hugging Face's Trainer](../trainers/transformers.md) tells about
-checkpoints, mixed precision and traps.
+`torchrun`, or as below. [Hugging Face's Trainer](../trainers/transformers.md) describes
+checkpoints, mixed precision and common mistakes.
 """
 
 import argparse

@@ -7,11 +7,13 @@ differ by one argument of Lightning's `Trainer`, `strategy=psgd.torch.LightningS
 the changes. The two can be combined. This is for anyone whose program uses Lightning.
 
 The figure shows the test loss against the megabytes that a rank has sent. With 4 bits the loss
-falls as with 32 bits, with an eighth of the bytes. DiLoCo sends a twentieth, and is a
-little behind after equally many steps. The small images are test images and their reconstructions.
+falls as with 32 bits, with an eighth of the bytes. DiLoCo sends a twentieth of the bytes. Its loss
+is a little higher after the same number of steps. The small images are test images and their
+reconstructions.
 
 For your own module, give your `Trainer` the argument, and start the program by `torchrun`, or as
-below. [Lightning](../trainers/lightning.md) tells about other algorithms, checkpoints and traps.
+below. [Lightning](../trainers/lightning.md) describes other algorithms, checkpoints and common
+mistakes.
 """
 
 import argparse

@@ -2,15 +2,16 @@
 
 A small Llama, trained on Python's source code, is fine-tuned on English in two ways: with all its
 weights, and by LoRA. The Llama begins with random weights, and reads bytes. The English is that of
-Python's help texts. LoRA is [PEFT](https://github.com/huggingface/peft)'s: adapters train beside
-frozen weights. All learners exchange gradients of 4 bits. This is for anyone who fine-tunes a
-language model over a slow network.
+Python's help texts. LoRA comes from [PEFT](https://github.com/huggingface/peft): it trains small
+adapters, while the model's own weights stay frozen. All learners exchange gradients of 4 bits. This
+is for anyone who fine-tunes a language model over a slow network.
 
 A learner exchanges only the gradients of parameters that are trained. So the two savings multiply:
 the adapters have fewer values than the model, and each value has fewer bits. The left of the figure
-shows the bytes of a step: those sent, and above them 4 bytes for each value. On the right is the
-test loss against the bytes sent. In a model as small as this one, all weights learn more in a step
-than the adapters do. But in this run the adapters are ahead after equally many bytes.
+shows the bytes of a step: the bytes that are sent, and above them the bytes that 32 bits would
+take. On the right is the test loss against the bytes sent. In a model as small as this one, a step
+of all weights lowers the loss more than a step of the adapters. But in this run the adapters reach
+a lower loss with the same number of bytes.
 
 For your own model, replace `LlamaForCausalLM(config)` by `from_pretrained`, and the two texts by
 your tokens: a data set has an item (x, y) for each sample. For a program with a `Trainer` in

@@ -2,16 +2,17 @@
 
 An LSTM reads lines of Python's library, of 4 to 100 bytes, and tells code from prose. This is for
 anyone whose samples are sequences, such as sentences, series or recordings. `SequenceSource` makes
-minibatches of at most 2,048 bytes, and deals the sequences of each out to the ranks.
+minibatches of at most 2,048 bytes, and divides the sequences of each minibatch among the ranks.
 
 Every point on the left of the figure is one rank's part of a minibatch. Some parts have twice as
 many lines as others, but all have about 1,000 bytes, except in the last minibatch. So the ranks
-work equally long, and neither waits for the other. On the right are test lines, seven of code above
-seven of prose, with what the LSTM believes after each byte: blue for code, orange for prose.
+work equally long, and neither waits for the other. On the right are seven test lines of code, and
+below them seven of prose. The colors show what the LSTM believes after each byte: blue for code,
+orange for prose.
 
 For your own data, give `SequenceSource` a list of arrays (here bytes; ids of words or vectors work
 too), and a class for each. [Data](../data.md#sequences) explains sequences with a label for every
-token, and [torch_lstm.py](../../examples/torch_lstm.py) trains on such.
+token, and [torch_lstm.py](../../examples/torch_lstm.py) trains on such sequences.
 """
 
 import argparse

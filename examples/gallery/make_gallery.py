@@ -70,9 +70,11 @@ class Example:
 
 INTRODUCTION = """# Gallery
 
-For anyone who would rather start from a program that runs than from an empty file. Each example is
-a short script to copy. The script trains within seconds, downloads nothing, and draws a figure. A
-page shows the script's figure and output from the last `make gallery`.
+Start here if you would rather change a program that runs than begin with an empty file. Each
+example is a short script that you can copy. The script trains within seconds, downloads nothing,
+and draws a figure. Its page shows the figure and the output of the last `make gallery`. Most
+examples need the extras `train` and `torch`, and an MPI. The last three need no MPI, but `train`
+and either `lightning`, or `transformers` and (for LoRA) the package `peft`.
 """
 
 #: In the order of the gallery.

@@ -1,14 +1,16 @@
 """Train a ResNet on images in PyTorch
 
 A small residual network with batch normalization learns images twice: with gradients of 32 bits a
-value, and of 1 bit. This is for anyone with a PyTorch model of images. On the left of the figure
-both accuracies rise alike; on the right are the test images that the second model finds hardest.
+value, and of 1 bit. This is for anyone with a PyTorch model of images. On the left of the figure,
+the accuracy rises in the same way in both trainings. On the right are the test images that the
+second model finds hardest.
 
-The images are Fashion-MNIST's if Debian's package `dataset-fashion-mnist` is installed, those of
-its four files in a folder that you give (`--data FOLDER`), or else scikit-learn's digits. This page
-shows the digits. For your own data, return your tensors from `images`, and put your network in the
-place of `ResNet`. The ranks average the running means of batch normalization by themselves.
-[PyTorch](../pytorch.md) has the details; [train_torch.py](../../train_torch.py) is shorter.
+The script trains on Fashion-MNIST if Debian's package `dataset-fashion-mnist` is installed, or if
+you give a folder with the four files of Fashion-MNIST (`--data FOLDER`). Otherwise it trains on
+scikit-learn's digits. This page shows the digits. For your own data, return your tensors from
+`images`, and put your network in the place of `ResNet`. The ranks average the running means of
+batch normalization by themselves. [PyTorch](../pytorch.md) has the details;
+[train_torch.py](../../train_torch.py) is shorter.
 """
 
 import argparse

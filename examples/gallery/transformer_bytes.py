@@ -2,14 +2,15 @@
 
 A small transformer learns to predict the next byte of the source of Python's library. It starts
 four times from the same weights, and each time the ranks exchange in another way. This is for
-anyone who trains a language model over a slow network, and hesitates between two remedies: fewer
-bits in every step, or ranks that train alone and exchange once in a block of steps (DiLoCo).
+anyone who trains a language model over a slow network, and must choose between two remedies. One is
+to send fewer bits in every step. The other is DiLoCo: the ranks train alone, and exchange once in a
+block of steps.
 
 The figure shows the test loss, in nats a byte, against the megabytes that each rank has sent. 1 bit
-saves nearly all bytes, and costs little loss. DiLoCo with blocks of 20 steps saves about as many,
-and costs more: after 120 steps, its outer momentum has had six blocks to learn from. Its usual
-blocks have hundreds of steps, in trainings of many thousands. With 1 bit in DiLoCo's blocks, both
-savings multiply.
+saves nearly all bytes, and costs little loss. DiLoCo with blocks of 20 steps saves about as many
+bytes, but costs more loss, because this training of 120 steps has only six blocks. DiLoCo is
+usually used with blocks of hundreds of steps, in trainings of many thousands. With 1 bit in
+DiLoCo's blocks, both savings multiply.
 
 For your own text, give a folder of `.txt` files: `--data FOLDER`. For your own model, replace
 `ByteTransformer` and `score`. [torch_language.py](../../examples/torch_language.py) adds larger

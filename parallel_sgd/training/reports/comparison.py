@@ -27,8 +27,8 @@ def comparison_table(runs: Sequence[RunRecord]) -> str:
 def relative_to_first(runs: Sequence[RunRecord]) -> list[str]:
     """Return a line for each run but the first: what a loss cost it, beside the first run's cost.
 
-    The loss is that of the last column of `comparison_table`, which all runs have reached. A run is
-    left out if one of the two runs took no time or sent nothing. Local.
+    The loss is the level in the last column of `comparison_table`. A run is left out if one of the
+    two runs took no time or sent nothing. Local.
     """
     metric = common_metric(runs)
     if metric is None:
