@@ -47,7 +47,7 @@ def parts(model: nn.Module) -> tuple[list[Any], list[Any]]:
 def two(model: nn.Module) -> list[Any]:
     matrices, rest = parts(model)
     return [
-        torch.optim.Muon(matrices, lr=0.05, weight_decay=0.1),
+        torch.optim.Muon(matrices, lr=0.05, momentum=0.9, weight_decay=0.1),
         torch.optim.AdamW(rest, lr=0.02, weight_decay=0.1),
     ]
 
@@ -58,7 +58,7 @@ def three(model: nn.Module) -> list[Any]:
     return [
         torch.optim.AdamW([last], lr=0.02),
         torch.optim.SGD([{"params": rest}, {"params": matrices[1:], "lr": 0.3}], 0.1, momentum=0.9),
-        torch.optim.Muon(matrices[:1], lr=0.05),
+        torch.optim.Muon(matrices[:1], lr=0.05, momentum=0.9),
     ]
 
 
