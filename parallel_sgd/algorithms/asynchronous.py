@@ -26,7 +26,7 @@ from ..parameter_server import (
 )
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
-from .asynchronous_state import DataParallelASGDState
+from .asynchronous_state import NO_NUMBER, DataParallelASGDState
 from .data_parallel import WARM_START
 from .period import Period
 from .ramp import Ramp
@@ -146,6 +146,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             connection=connection,
             tables=connection.remote_tables(),
             began=self.distributed_after == 0,
+            worker=NO_NUMBER if ranks.within is None else ranks.worker,
             local_sum=None if ranks.within is None else Exchange(x, ranks.within),
         )
         if not ranks.serves:

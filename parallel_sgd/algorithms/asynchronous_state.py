@@ -35,6 +35,9 @@ from .ramp import Ramp
 PERIOD = "minibatches in the worker's period"
 """Name of the number compared between the ranks of a worker."""
 
+NO_NUMBER = -1
+"""In place of a worker's number if every worker is a single rank."""
+
 
 @dataclass(kw_only=True)
 class DataParallelASGDState(External):
@@ -51,6 +54,7 @@ class DataParallelASGDState(External):
         bits: of pushes, chosen by ``gradient_bits="auto"``.
         arrived: [n], the model received or expected by a push in the background; None without such
             a push.
+        worker: number of this rank's worker if workers have several ranks; else `NO_NUMBER`.
         served: the servers' state, for checkpoints.
         work, rules, ramp, declared, distributed_after: the algorithm's work and options.
         connection: this rank's client or server.
@@ -76,6 +80,7 @@ class DataParallelASGDState(External):
     residual: Array | None = across("sum", default=None)
     bits: float | None = across("same", default=None)
     arrived: Array | None = across("same", default=None)
+    worker: int = across("most", least=NO_NUMBER, default=NO_NUMBER)
     served: ServedState = field(default_factory=ServedState)
     work: Work = workspace()
     rules: Rules = workspace()
@@ -280,12 +285,17 @@ class DataParallelASGDState(External):
         if saved["bits"] not in (None, *registered_bits()):
             raise UserError(f"has bits={shown(saved['bits'])}, which no push can use")
         comm, workers = self.work.comm, ranks
-        if self.group.within is not None:
+        if NO_NUMBER != max(saved["worker"], self.worker):
             workers = len(self.group.workers)
             if ranks != comm.size:
                 raise UserError(
                     f"was saved by {ranks} ranks that train: with ranks_per_worker only as many "
                     f"ranks can continue, and here are {comm.size}"
+                )
+            if saved["worker"] != self.worker:
+                raise UserError(
+                    "was saved with other ranks in each worker: with ranks_per_worker the same "
+                    "ranks must form a worker again"
                 )
         ServedState.check(saved["served"], x, self.buffers, workers, first=comm.rank == 0)
 
@@ -307,9 +317,8 @@ class DataParallelASGDState(External):
         self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.discard_prefetched()
-        if not self.served.fits(
-            self.group
-        ):  # another number of workers: restart from the servers' model
+        if not self.served.fits(self.group):
+            # Another number of workers: they restart from the servers' model.
             workers, model = self.served.reset_workers(self.group)
             self.arrived = None
             if self.base is None:

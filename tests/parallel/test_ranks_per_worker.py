@@ -32,10 +32,11 @@ from parallel_sgd import (
     UserError,
     simulate,
 )
-from parallel_sgd.algorithms.asynchronous_state import DataParallelASGDState
+from parallel_sgd.algorithms.asynchronous_state import NO_NUMBER, DataParallelASGDState
 from parallel_sgd.communication import simulate_recovery
 from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.shared_client import SharedClient
+from parallel_sgd.training.checkpoint.schema import converted
 
 RANKS = 5  #: four that train, and a server
 
@@ -500,3 +501,45 @@ def test_other_ranks_cannot_continue(tmp_path, ranks, ranks_per_worker, text):
 
     simulate(RANKS, save)
     simulate(ranks, load)
+
+
+def test_other_workers_cannot_continue(tmp_path, monkeypatch):
+    """The same numbers of ranks and of workers, but other ranks in them."""
+    hosts = []
+    monkeypatch.setattr(Communicator, "hosts", property(lambda self: hosts))
+
+    def save(comm):
+        learner = learner_of(comm, "host")
+        train(learner, 3)
+        if not learner.serves:
+            psgd.Checkpoints(tmp_path / hosts[0]).save(learner, background=False)
+        finished(comm, learner)
+
+    def load(comm, of, text):
+        learner = learner_of(comm, "host")
+        if not learner.serves:
+            if text:
+                with pytest.raises(UserError, match=re.escape(text)):
+                    psgd.load_checkpoint(learner, tmp_path / of)
+            else:
+                psgd.load_checkpoint(learner, tmp_path / of)
+        learner.finish()
+
+    hosts[:] = "cdefg"  # every worker is a single rank
+    simulate(RANKS, save)
+    hosts[:] = "babba"
+    simulate(RANKS, save)
+    simulate(RANKS, partial(load, of="b", text=None))
+    other = "with ranks_per_worker the same ranks must form a worker again (on "
+    simulate(RANKS, partial(load, of="c", text=f"{other}ranks 0, 1, 2, 3)"))
+    hosts[:] = "aaabb"
+    simulate(RANKS, partial(load, of="b", text=f"{other}ranks 1, 3)"))
+    hosts[:] = "cdefg"
+    simulate(RANKS, partial(load, of="b", text=f"{other}ranks 0, 1, 2, 3)"))
+    simulate(4, partial(load, of="b", text="was saved by 4 ranks that train"))
+
+
+def test_a_checkpoint_from_before_workers_had_several_ranks():
+    own = {"served": {}, "gathered_samples": 3}
+    state = converted({"state": {"algorithm": dict(own)}}, 4)["state"]["algorithm"]
+    assert state == own | {"worker": NO_NUMBER}

@@ -89,6 +89,7 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
             model |= {"others": {}, "epoch": -1}
     _add_correction(numbers.get("state"))
     _add_fragments(numbers.get("state"))
+    _add_worker(numbers.get("state"))
     return numbers
 
 
@@ -114,6 +115,13 @@ def _add_fragments(state: Any) -> None:
         return
     block = {name: own.pop(earlier) for earlier, name in BLOCK.items()}
     own["fragments"] = {"0": {**block, "blocks": 0, "is_first": False}}
+
+
+def _add_worker(state: Any) -> None:
+    """Add the number of a worker to states written when every worker was a single rank."""
+    own = state.get("algorithm") if isinstance(state, dict) else None
+    if isinstance(own, dict) and {"served", "gathered_samples"} <= own.keys():
+        own.setdefault("worker", -1)
 
 
 def _whole(least: int) -> Check:
