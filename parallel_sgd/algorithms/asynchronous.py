@@ -10,7 +10,7 @@ import numpy as np
 from .. import runtime
 from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
-from ..errors import NotFinite, SharedError, UserError
+from ..errors import NotFinite, SharedError, SharedProblem, UserError
 from ..exchange import Exchange
 from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, Whole, group, option, options, values_of
@@ -311,6 +311,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         """Sum the gathered gradients over the ranks of this worker, in place. Return the gathered
         samples of these ranks."""
         if state.base is None:
+            if state.local_sum is not None and (problem := problem_with(gathered)):
+                state.work.skipped.add_problem(problem)  # in the sum its rank cannot be seen
             return state.sum_within(gathered, state.gathered_samples)
         return state.group.sum_within(state.gathered_samples, Kind.PUSH)  # summed in every step
 
@@ -332,8 +334,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         Training ends on all ranks, by `work.group.fail`.
         """
         name, skipped = "gradient" if state.base is None else "model", work.skipped
-        problem = skipped.problem(problem_with(vector, self.rules.fewest(bits), name))
-        problem = state.problem_within(problem)
+        problem = problem_with(vector, self.rules.fewest(bits), name)
+        if state.local_sum is None:
+            problem = skipped.problem(problem)
+        else:
+            problem = state.problem_within(skipped.problem(None), problem)
         if not problem:
             return True
         skips = skipped.skips and isinstance(problem, NotFinite)
@@ -344,7 +349,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         elif state.base is not None:
             work.parameters.flat[...] = state.base
         if ended:
-            work.group.fail(ended)
+            # Of several ranks in a worker, the problem names those with it.
+            work.group.fail(ended if state.local_sum is None else SharedProblem(ended))
         if state.base is not None:
             vector.fill(0)
         return False

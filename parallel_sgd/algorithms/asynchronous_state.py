@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from ..communication import InBackground
+from ..communication import Communicator, InBackground
 from ..compression import registered_bits
 from ..costs import Measured
 from ..embedding import Table, check_tables
-from ..errors import NotFinite, UserError
+from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..exchange import Exchange
 from ..parameter_server import (
     Client,
@@ -169,17 +169,26 @@ class DataParallelASGDState(External):
         self.local_sum.sum(vector)
         return total
 
-    def problem_within(self, problem: str | None) -> str | None:
-        """Return a problem of any rank of this worker; a `NotFinite` if all problems are.
-        Collective over these ranks."""
-        if self.group.within is None:
-            return problem
-        own = None if problem is None else [str(problem), isinstance(problem, NotFinite)]
-        found = [one for one in self.group.within.allgather_object(own) if one is not None]
-        if not found:
-            return None
-        text: str = found[0][0]
-        return NotFinite(text) if all(is_not_finite for _, is_not_finite in found) else text
+    def problem_within(self, own: str | None, of_sum: str | None) -> str | None:
+        """Return the problems of this worker's ranks in one line that names these ranks; a
+        `NotFinite` if all problems are. Collective over these ranks.
+
+        Args:
+            own: problem of this rank's gradient or loss, before the sum.
+            of_sum: problem of the values summed over the ranks, if no rank has a problem before.
+        """
+        within = self.group.within
+        assert within is not None
+        problems = [own, of_sum]
+        for problem, count in zip(problems, _counted(problems, within), strict=True):
+            if count:
+                try:
+                    within.raise_together(problem)
+                except DivergedError as error:
+                    return NotFinite(error)
+                except SharedError as error:
+                    return SharedProblem(error)
+        return None
 
     def leave(self) -> None:
         """Announce the last push, wait for all workers to do so, and take the final model."""
@@ -285,7 +294,7 @@ class DataParallelASGDState(External):
         if saved["bits"] not in (None, *registered_bits()):
             raise UserError(f"has bits={shown(saved['bits'])}, which no push can use")
         comm, workers = self.work.comm, ranks
-        if NO_NUMBER != max(saved["worker"], self.worker):
+        if max(saved["worker"], self.worker) != NO_NUMBER:
             workers = len(self.group.workers)
             if ranks != comm.size:
                 raise UserError(
@@ -363,3 +372,10 @@ class DataParallelASGDState(External):
     def read(self, folder: str) -> None:
         if self.tables:
             load_tables(self.client, folder)
+
+
+def _counted(problems: Sequence[str | None], comm: Communicator) -> list[int]:
+    """Return on how many ranks each of these problems has occurred. Collective."""
+    flags = np.array([problem is not None for problem in problems], np.int64)
+    counts: list[int] = comm.sum_integers(flags).tolist()
+    return counts

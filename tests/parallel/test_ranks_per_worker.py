@@ -397,11 +397,34 @@ def test_a_problem_of_any_rank_ends_all(rank):
 
     def body(comm, fails):
         learner = learner_of(comm, 2, mode="sync")
-        with pytest.raises(UserError, match="no such file" if fails else "not finite"):
+        with pytest.raises(UserError, match="no such file" if fails else "not finite") as raised:
             trained(comm, learner, fails)
+        assert re.findall(r"\(on (.*?)\)", str(raised.value)) == [f"rank {rank}"]
 
     for fails in (True, False):
         simulate(RANKS, partial(body, fails=fails))
+
+
+def test_every_rank_with_the_problem_is_named_once():
+    """Also if the skips in a row are too many. A model of all ranks names all of them."""
+
+    def body(comm, not_finite, ranks, **options):
+        algorithm = asynchronous(ranks_per_worker=4, servers=1, **options)
+        learner = Learner(starting_point(), PLAIN, algorithm, comm, not_finite=not_finite)
+        with pytest.raises(UserError, match="not finite") as raised:
+            for _ in range(0 if learner.serves else 12):
+                learner.announce(1, 4)
+                learner.gradient.flat[:] = np.inf if comm.rank in ranks else 1.0
+                learner.step(samples=1)
+            learner.finish()
+        return re.findall(r"\(on (.*?)\)", str(raised.value))
+
+    for not_finite in ("stop", "skip"):
+        for ranks, named in (((2,), "rank 2"), ((1, 3), "ranks 1, 3")):
+            found = simulate(RANKS, partial(body, not_finite=not_finite, ranks=ranks))
+            assert found == [[named]] * RANKS
+        found = simulate(RANKS, partial(body, not_finite=not_finite, ranks=(2,), currency="deltas"))
+        assert found == [["ranks 0, 1, 2, 3"]] * RANKS
 
 
 def test_skipped_together():
