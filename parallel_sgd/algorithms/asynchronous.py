@@ -282,6 +282,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         blocked = client.blocked_s - state.blocked
         client.statistics.seconds.compute += runtime.perf_counter() - state.since - blocked
         state.wait()
+        client.count_waiting_within()
         vector = gathered
         if state.base is not None:
             vector = array_module(x).subtract(state.base, x, out=state.sent)  # Δ_k

@@ -166,7 +166,8 @@ class DataParallelASGDState(External):
         if self.local_sum is None:
             return samples
         total = self.group.sum_within(samples, Kind.PUSH, equal={PERIOD: self.period_steps})
-        self.local_sum.sum(vector)
+        with self.client.waiting_within():
+            self.local_sum.sum(vector)
         return total
 
     def problem_within(self, own: str | None, of_sum: str | None) -> str | None:
@@ -194,6 +195,7 @@ class DataParallelASGDState(External):
         """Announce the last push, wait for all workers to do so, and take the final model."""
         self.wait()
         x, client = self.work.parameters.flat, self.client
+        client.count_waiting_within()
         self.table = client.in_order(lambda: client.leave(out=x))
         self.connection.end()
         if self.base is not None:

@@ -133,7 +133,8 @@ class Client(Conversation):
         self.versions = [0] * self.servers  #: of the model on this worker, by server
         self.samples = 0  #: seen by all workers, by the servers' latest answer
         self.factor = 1.0  #: of the learning rate, for pushes of rows
-        self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order`
+        self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order` and `waiting_within`
+        self.waited_s = 0.0  #: those in `waiting_within` that the statistics lack
         self.pending_push: PendingPush | None = None  #: the push under way
         self.sends = True  #: False if another rank of this worker sends the requests
 
@@ -141,6 +142,22 @@ class Client(Conversation):
     def alone(self) -> Iterator[None]:
         """Open a `with` block for requests of this rank alone, if a worker has several ranks."""
         yield
+
+    @contextmanager
+    def waiting_within(self) -> Iterator[None]:
+        """Time a `with` block as waiting for other ranks of this worker. For the main thread."""
+        begin = runtime.perf_counter()
+        try:
+            yield
+        finally:
+            waited = runtime.perf_counter() - begin
+            self.blocked_s += waited
+            self.waited_s += waited
+
+    def count_waiting_within(self) -> None:
+        """Add the time in `waiting_within` to the statistics. Not beside work in the background."""
+        self.statistics.seconds.wait += self.waited_s
+        self.waited_s = 0.0
 
     def begin(self, work: Callable[[], Result]) -> InBackground[Result]:
         """Run `work` in a background thread. Later requests wait for the result."""

@@ -133,7 +133,10 @@ class ServerGroup(Group):
             assert problem is None
             return samples
         try:
-            return self.within.agree(problem, samples, equal={REQUEST: request, **(equal or {})})
+            with self.connection.client.waiting_within():
+                return self.within.agree(
+                    problem, samples, equal={REQUEST: request, **(equal or {})}
+                )
         except SharedError as error:
             client, text = self.connection.client, str(error)
             if client.sends and not self.connection.finished:

@@ -23,7 +23,9 @@ class Seconds:
     """
 
     compute: float = 0.0  #: outside of exchanges: gradients, local steps, reading data, evaluating
-    wait: float = 0.0  #: in exchanges, for other workers' requests, and for slower workers
+    #: in exchanges, for other workers' requests, and for slower workers. Of several ranks in a
+    #: worker also: for the worker's other ranks, with the sums over these ranks.
+    wait: float = 0.0
     wire: float = 0.0  #: in exchanges, encoding, decoding and transfers
     apply: float = 0.0  #: in exchanges, while a server changed its model
 

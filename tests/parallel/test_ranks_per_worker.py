@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from invariants import same_bits
+from limits import patience
 from served_training import (
     Serial,
     alike,
@@ -408,15 +409,18 @@ def test_a_problem_of_any_rank_ends_all(rank):
 def test_every_rank_with_the_problem_is_named_once():
     """Also if the skips in a row are too many. A model of all ranks names all of them."""
 
+    def trained(comm, learner, ranks):
+        for _ in range(0 if learner.serves else 12):
+            learner.announce(1, 4)
+            learner.gradient.flat[:] = np.inf if comm.rank in ranks else 1.0
+            learner.step(samples=1)
+        learner.finish()
+
     def body(comm, not_finite, ranks, **options):
         algorithm = asynchronous(ranks_per_worker=4, servers=1, **options)
         learner = Learner(starting_point(), PLAIN, algorithm, comm, not_finite=not_finite)
         with pytest.raises(UserError, match="not finite") as raised:
-            for _ in range(0 if learner.serves else 12):
-                learner.announce(1, 4)
-                learner.gradient.flat[:] = np.inf if comm.rank in ranks else 1.0
-                learner.step(samples=1)
-            learner.finish()
+            trained(comm, learner, ranks)
         return re.findall(r"\(on (.*?)\)", str(raised.value))
 
     for not_finite in ("stop", "skip"):
@@ -479,8 +483,30 @@ def test_different_calls_in_a_worker_are_named():
     raises(RANKS, body, "the worker's request")
 
 
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("options", [{}, {"currency": "deltas", "sync_steps": 2}], ids=str)
+def test_waiting_for_slower_ranks_of_the_worker_is_no_computing(options, told):
+    steps, slow_s = 6, 0.1 * patience()
+
+    def body(comm):
+        learner = learner_of(comm, 2, **options)
+        for _ in range(0 if learner.serves else steps):
+            learner.gradient.flat[:] = 1
+            if told:
+                learner.announce(1, 4)
+            time.sleep(slow_s * (comm.rank % 2))  # the first rank of each worker waits
+            learner.step(samples=1)
+        learner.finish()
+        return None if learner.serves else learner.report()["workers"]
+
+    for worker in simulate(RANKS, body)[0]:
+        seconds = worker["seconds"]
+        assert seconds["wait"] > steps * slow_s / 2 > seconds["compute"]
+
+
 def test_a_long_wait_for_another_worker():
     """Longer than `timeout_s`: a server's heartbeats reach all ranks of the worker that waits."""
+    times = patience()
 
     def body(comm):
         learner = learner_of(comm, 2)
@@ -488,15 +514,15 @@ def test_a_long_wait_for_another_worker():
         for _ in range(steps):
             learner.gradient.flat[:] = 1 + comm.rank
             learner.announce(1, 4)
-            time.sleep(0.4)
+            time.sleep(0.4 * times)
             learner.step(samples=1)
         if not learner.serves:
             began = time.monotonic()
             learner.meet()
-            assert learner.group.worker or time.monotonic() - began > 2.5
+            assert learner.group.worker or time.monotonic() - began > 2.5 * times
         return finished(comm, learner)
 
-    simulate(RANKS, body, timeout_s=1.2)
+    simulate(RANKS, body, timeout_s=1.2 * times)
 
 
 @pytest.mark.parametrize(
