@@ -44,7 +44,7 @@ class StepTimer:
                 every,
                 world.trace,
                 rank=world.world_ranks[world.rank],
-                ranks=len(group.workers),
+                ranks=group.own.size,
                 asynchronous=asynchronous,
             )
 
@@ -85,7 +85,7 @@ class StepTimer:
         """Return new statistics of all steps, added to the trace of the ranks."""
         world = self._world
         world.trace = group.own.trace = added = SyncPerformance(
-            sys.maxsize, world.trace, rank=world.rank, ranks=len(group.workers), at_once=True
+            sys.maxsize, world.trace, rank=world.rank, ranks=group.own.size, at_once=True
         )
         return added
 

@@ -140,7 +140,7 @@ class SyncPerformance(Trace):
         own = f"{self._own_samples / total_s:,.0f}"
         rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
         if self._asynchronous:
-            rates = f"{own} samples/s by rank {rank}, one of {ranks} asynchronous workers"
+            rates = f"{own} samples/s by rank {rank}, one of {ranks} ranks of asynchronous workers"
         text = (
             f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "

@@ -483,6 +483,20 @@ def test_different_calls_in_a_worker_are_named():
     raises(RANKS, body, "the worker's request")
 
 
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("sync", "by 4 ranks"), ("async", "one of 4 ranks of asynchronous workers")]
+)
+def test_performance_lines_count_ranks(mode, ranks, capsys):
+    def body(comm):
+        algorithm = asynchronous(ranks_per_worker=2, servers=1, mode=mode)
+        learner = Learner(starting_point(), PLAIN, algorithm, comm, sync_perf_stats=2)
+        train(learner)
+        finished(comm, learner)
+
+    simulate(RANKS, body)
+    assert ranks in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("options", [{}, {"currency": "deltas", "sync_steps": 2}], ids=str)
 def test_waiting_for_slower_ranks_of_the_worker_is_no_computing(options, told):

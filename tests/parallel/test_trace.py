@@ -385,7 +385,7 @@ def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, printed,
     (line,) = lines
     rates = rf"by {workers} ranks, [\d,]+ by rank 0"
     if mode == "async":
-        rates = rf"by rank 0, one of {workers} asynchronous workers"
+        rates = rf"by rank 0, one of {workers} ranks of asynchronous workers"
     assert re.match(rf"synchronizations 2 to 3: [\d,]+ samples/s {rates}; [\d.]+ ms each", line)
 
 
