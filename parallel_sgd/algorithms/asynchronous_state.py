@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -195,6 +195,8 @@ class DataParallelASGDState(External):
         """Announce the last push, wait for all workers to do so, and take the final model."""
         self.wait()
         x, client = self.work.parameters.flat, self.client
+        statistics = client.statistics
+        statistics.bytes_within = self.group.sum_within(self.bytes_within, Kind.LEAVE)
         client.count_waiting_within()
         self.table = client.in_order(lambda: client.leave(out=x))
         self.connection.end()
@@ -207,7 +209,14 @@ class DataParallelASGDState(External):
         if self.connection.group.serves:
             return 0
         counted = self.client.statistics
-        return counted.bytes_sent + counted.bytes_received
+        return counted.bytes_sent + counted.bytes_received + self.bytes_within
+
+    @property
+    def bytes_within(self) -> int:
+        """Bytes that this rank has sent to other ranks of its worker so far."""
+        if self.local_sum is None:
+            return 0
+        return self.local_sum.bytes_sent + self.client.bytes_relayed
 
     def report(self) -> dict[str, Any] | None:
         """Return this worker's statistics, or those of all workers after `leave`."""
@@ -216,7 +225,8 @@ class DataParallelASGDState(External):
         if self.table:
             workers = dict(enumerate(self.table))
         else:
-            workers = {self.group.worker: self.client.statistics}
+            own = replace(self.client.statistics, bytes_within=self.bytes_within)
+            workers = {self.group.worker: own}
         report: dict[str, Any] = {
             "workers": [{"worker": k, **its.as_dict()} for k, its in workers.items()]
         }

@@ -136,6 +136,7 @@ class Client(Conversation):
         self.blocked_s = 0.0  #: seconds of the main thread spent in `in_order` and `waiting_within`
         self.waited_s = 0.0  #: those in `waiting_within` that the statistics lack
         self.pending_push: PendingPush | None = None  #: the push under way
+        self.bytes_relayed = 0  #: of servers' answers, sent to other ranks of this worker
         self.sends = True  #: False if another rank of this worker sends the requests
 
     @contextmanager

@@ -77,9 +77,11 @@ class SharedClient(Client):
             raise
         headers = [answer.message.packed().tolist() for answer in answers]
         self._relay.allgather_object([ANSWERED, [headers, [len(a.body) for a in answers]]])
-        for answer in answers:
+        for ask, answer in zip(asks, answers, strict=True):
             if len(answer.body):
                 self._relay.broadcast(answer.body)
+                copies = self._relay.size - 1 if self._counts(ask) else 0
+                self.bytes_relayed += copies * answer.body.nbytes
         return answers
 
     def _await_answers(self, asks: list[Ask]) -> list[Answer]:

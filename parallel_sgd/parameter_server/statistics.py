@@ -39,6 +39,7 @@ class WorkerStatistics:
     version: int = 0  #: version of the latest pulled model (server 0's)
     bytes_sent: int = 0  #: to servers on other ranks
     bytes_received: int = 0  #: from servers on other ranks
+    bytes_within: int = 0  #: between the ranks of this worker: sums, and the pulled model
     skipped: int = 0  #: pushes skipped because of non-finite values
     rows_pulled: int = 0  #: distinct rows of tables in each minibatch
     rows_pushed: int = 0  #: distinct rows likewise

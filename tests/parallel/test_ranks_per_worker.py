@@ -208,7 +208,8 @@ def test_one_rank_a_worker_changes_nothing():
 
 @pytest.mark.parametrize("options", [{}, {"currency": "deltas"}, {"gradient_bits": 1}], ids=str)
 def test_bytes_between_workers_and_servers(options):
-    """Four ranks that train send and receive a half, and a quarter."""
+    """Four ranks that train send and receive a half, and a quarter. The ranks of a worker sum in 32
+    bits, and the first rank gives the model to the others."""
 
     def body(comm, ranks_per_worker):
         learner = learner_of(comm, ranks_per_worker, dtype=np.float32, **options)
@@ -217,8 +218,18 @@ def test_bytes_between_workers_and_servers(options):
             learner.announce(1, 4)
             learner.step(samples=1)
         finished(comm, learner)
-        own = 0 if learner.serves else learner.bytes_sent
-        return sum(comm.allgather_object(own))
+        sent = sum(comm.allgather_object(0 if learner.serves else learner.bytes_sent))
+        if learner.serves:
+            return None
+        workers = learner.report()["workers"]
+        within = sum(worker["bytes_within"] for worker in workers)
+        between = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+        assert sent == between + within
+        # Of short vectors each rank sends its own to all others of the worker.
+        others = ranks_per_worker - 1
+        vectors = ranks_per_worker * others + others
+        assert within == (4 // ranks_per_worker) * 6 * vectors * 128 * 4
+        return between
 
     plain, halves, quarter = (
         simulate(RANKS, partial(body, ranks_per_worker=ranks))[0] for ranks in (1, 2, 4)
@@ -606,3 +617,25 @@ def test_a_checkpoint_from_before_workers_had_several_ranks():
     own = {"served": {}, "gathered_samples": 3}
     state = converted({"state": {"algorithm": dict(own)}}, 4)["state"]["algorithm"]
     assert state == own | {"worker": NO_NUMBER}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_last_row_has_the_bytes_of_all_ranks(mode, capsys):
+    def body(comm):
+        training, test = psgd.data.digits()
+        model = psgd.models.MLP([64, 10], seed=0)
+        algorithm = asynchronous(ranks_per_worker=2, servers=1, mode=mode)
+        with Learner(model.parameters, PLAIN, algorithm, comm) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=training,
+                minibatch_size=256,
+                epochs=1,
+                validation=psgd.CrossValidation(data=test, name="test"),
+            ).run()
+            own = 0 if learner.serves else learner.bytes_sent
+        return sum(comm.allgather_object(own)), rows and rows[-1].bytes_sent
+
+    sent, in_row = simulate(RANKS, body)[0]
+    assert sent == in_row > 0

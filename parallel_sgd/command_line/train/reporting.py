@@ -110,7 +110,7 @@ def finish(
         _print_workers(details["workers"])
         print()
     if "workers" in details:
-        print(f"bytes between workers and servers {last.bytes_sent:,d}")
+        _print_bytes(details["workers"])
     elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
         line = f"{'bytes sent, all ranks':24s} {last.bytes_sent:,d}"
         times = full / last.bytes_sent
@@ -201,3 +201,12 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
             f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
         )
+
+
+def _print_bytes(workers: list[dict[str, Any]]) -> None:
+    """Print the bytes between workers and servers, and between the ranks of each worker."""
+    between = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+    within = sum(worker["bytes_within"] for worker in workers)
+    print(f"bytes between workers and servers {between:,d}")
+    if within:
+        print(f"bytes within the workers {within:,d}")

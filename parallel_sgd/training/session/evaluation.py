@@ -181,7 +181,8 @@ class Evaluation:
         details = self._learner.report()
         if self._asynchronous:  # the bytes known to this rank
             workers = (details or {}).get("workers", [])
-            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+            kinds = ("bytes_sent", "bytes_received", "bytes_within")
+            sent = sum(worker[kind] for worker in workers for kind in kinds)
         else:
             world = self._comm.world_ranks
             times = {name: round(s, 4) for name, s in self._learner.timer.totals().items()}

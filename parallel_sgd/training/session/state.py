@@ -27,7 +27,8 @@ class Progress:
             None without minibatches.
         learning_rate: learning rate of the next step. None if the optimizer has no rate.
         minibatch_size: size of the next minibatch, in samples of all ranks.
-        bytes_sent: the sum over all ranks, with parameter servers in both directions.
+        bytes_sent: the sum over all ranks, with parameter servers in both directions, and between
+            the ranks of a worker.
         seconds: training time without evaluation, on the slowest rank.
         metrics: values by the name of the data and of the metric: "test_loss". None if not finite.
         details: the algorithm's report on this rank (`Learner.report`).
