@@ -28,7 +28,7 @@ class PastRun:
     Attributes:
         folder: of the run.
         algorithm: with its options.
-        workers: number of ranks that trained.
+        trainers: number of ranks that trained.
         minibatch: samples of all ranks in a step.
         parameters: number of values of the model.
         loss: name of the loss in `points`.
@@ -38,7 +38,7 @@ class PastRun:
 
     folder: Path
     algorithm: Algorithm[Any]
-    workers: int
+    trainers: int
     minibatch: int
     parameters: int
     loss: str
@@ -66,7 +66,8 @@ class PastRun:
         facts = parsed(content_of(OPTIONS, folder / OPTIONS))
         rows = [parsed(line) for line in content_of(METRICS, folder / METRICS).splitlines()]
         try:
-            workers = integer("workers", facts["workers"], 1)
+            # Earlier runs have no "trainers": each of their workers was a single rank.
+            trainers = integer("trainers", facts.get("trainers", facts["workers"]), 1)
             sizes = {integer("minibatch_size", row["minibatch_size"], 1) for row in rows}
             loss = next((loss for loss in LOSSES if any(loss in row for row in rows)), LOSSES[-1])
             points = [
@@ -84,7 +85,7 @@ class PastRun:
         _, algorithm, _ = read([str(folder / CONFIG)])
         model = folder / MODEL
         parameters = sum(npz_member(model, member).size for member in npz_names(model))
-        return PastRun(folder, algorithm, workers, min(sizes), parameters, loss, points, step_s)
+        return PastRun(folder, algorithm, trainers, min(sizes), parameters, loss, points, step_s)
 
 
 def _step_s(rows: list[Mapping[str, Any]], minibatch: int) -> float | None:

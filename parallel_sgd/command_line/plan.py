@@ -169,7 +169,7 @@ def _runs(args: argparse.Namespace) -> _Runs:
     compared = None if args.compare is None else PastRun.read("--compare", args.compare)
     run = compared or curve
     if run is not None:
-        workers = run.workers // args.ranks_per_node
+        workers = run.trainers // args.ranks_per_node
         args.nodes = args.nodes or max(1, workers)
         args.parameters = args.parameters or run.parameters
         ranks = args.nodes * args.ranks_per_node
@@ -264,7 +264,7 @@ def _comparison(run: PastRun, job: Job) -> str:
         )
     predicted_s = own.cost(job).total_s
     return (
-        f"\n{run.folder}: {title(own)} on {run.workers} ranks took {run.step_s * 1e3:,.3g} ms a "
+        f"\n{run.folder}: {title(own)} on {run.trainers} ranks took {run.step_s * 1e3:,.3g} ms a "
         f"step; predicted {predicted_s * 1e3:,.3g} ms ({predicted_s / run.step_s - 1:+.0%})"
     )
 

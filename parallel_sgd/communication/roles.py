@@ -89,8 +89,8 @@ class Roles(ABC):
     """True if all ranks wait for each other in `Communicator.agree`, which compares their calls."""
 
     @abstractmethod
-    def workers(self, comm: Communicator) -> list[int]:
-        """Return the ranks of the workers. Collective."""
+    def workers(self, comm: Communicator) -> list[list[int]]:
+        """Return the ranks of each worker, ordered by worker number. Collective."""
 
     @abstractmethod
     def form(self, comm: Communicator, before: Group | None = None) -> Group:
@@ -104,8 +104,8 @@ class Roles(ABC):
 class AllTrain(Roles):
     """All ranks train, and wait for each other in `Communicator.agree`."""
 
-    def workers(self, comm: Communicator) -> list[int]:
-        return list(range(comm.size))
+    def workers(self, comm: Communicator) -> list[list[int]]:
+        return [[rank] for rank in range(comm.size)]
 
     def form(self, comm: Communicator, before: Group | None = None) -> Group:
         return AllRanks(comm)

@@ -26,10 +26,17 @@ GIL = (
 )
 
 
-REQUEST = "the worker's request (0: step, 1: push, 13: meet, 14: finish, 16: sum of samples)"
+REQUEST = "the request of the worker"
 """Name of the request compared between the ranks of a worker."""
 
 STEP = 0  #: the number of a step that sends no request
+
+
+class _Request(int):
+    """The number of a request, in words in error texts."""
+
+    def __repr__(self) -> str:
+        return "step" if self == STEP else Kind(self).name.lower().replace("_", " ")
 
 
 class Connected(Protocol):
@@ -135,7 +142,7 @@ class ServerGroup(Group):
         try:
             with self.connection.client.waiting_within():
                 return self.within.agree(
-                    problem, samples, equal={REQUEST: request, **(equal or {})}
+                    problem, samples, equal={REQUEST: _Request(request), **(equal or {})}
                 )
         except SharedError as error:
             client, text = self.connection.client, str(error)
@@ -203,8 +210,8 @@ class ParameterServers(Options, Roles):
         "host. Not with servers=0, tables or --survive",
     )
 
-    def workers(self, comm: Communicator) -> list[int]:
-        return self.assign(comm)[0]
+    def workers(self, comm: Communicator) -> list[list[int]]:
+        return self._workers_of(comm, *self.assign(comm))
 
     def form(self, comm: Communicator, before: Group | None = None) -> ServerGroup:
         serves = None if before is None else before.serves

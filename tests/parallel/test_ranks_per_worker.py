@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import time
 from functools import partial
@@ -34,6 +36,7 @@ from parallel_sgd import (
     simulate,
 )
 from parallel_sgd.algorithms.asynchronous_state import NO_NUMBER, DataParallelASGDState
+from parallel_sgd.command_line import read, train_on
 from parallel_sgd.communication import simulate_recovery
 from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.shared_client import SharedClient
@@ -491,7 +494,8 @@ def test_different_calls_in_a_worker_are_named():
             learner.step(samples=1)
             learner.finish()
 
-    raises(RANKS, body, "the worker's request")
+    text = "request of the worker must be the same on all ranks, but differs: rank 0: push; "
+    raises(RANKS, body, f"{text}rank 1: meet")
 
 
 @pytest.mark.parametrize(
@@ -620,7 +624,7 @@ def test_a_checkpoint_from_before_workers_had_several_ranks():
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_the_last_row_has_the_bytes_of_all_ranks(mode, capsys):
+def test_the_last_row_has_the_bytes_of_all_ranks(mode):
     def body(comm):
         training, test = psgd.data.digits()
         model = psgd.models.MLP([64, 10], seed=0)
@@ -639,3 +643,25 @@ def test_the_last_row_has_the_bytes_of_all_ranks(mode, capsys):
 
     sent, in_row = simulate(RANKS, body)[0]
     assert sent == in_row > 0
+
+
+def test_what_train_says_of_workers(tmp_path, capsys):
+    """At the start, at the end and in the run's folder; and the bytes, each under its name."""
+    flags = ["--algorithm", "async", "--servers", "1", "--sync-steps", "1", "--epochs", "1"]
+    flags += ["--ranks-per-worker", "2", "--no-plot", "--output", str(tmp_path / "run")]
+    options, algorithm, optimizer = read(flags)
+    simulate(RANKS, lambda comm: train_on(copy.copy(options), algorithm, optimizer, comm))
+    lines = capsys.readouterr().out.splitlines()
+    said = "2 workers with 4 ranks in all and 1 server"
+    assert f"{said}, 1438 samples" in lines
+    assert any(line.startswith(f"{said}, DataParallelASGD (async)") for line in lines)
+    facts = json.loads((tmp_path / "run/options.json").read_text())
+    assert [facts[name] for name in ("ranks", "trainers", "workers")] == [5, 4, 2]
+    assert f"# A run on {said}, of" in (tmp_path / "run/config.toml").read_text()
+    row = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    workers = row["details"]["workers"]
+    between = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+    within = sum(worker["bytes_within"] for worker in workers)
+    assert f"bytes between workers and servers {between:,d}" in lines
+    assert f"bytes within the workers {within:,d}" in lines
+    assert row["bytes_sent"] == between + within > between > 0

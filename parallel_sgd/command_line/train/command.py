@@ -86,7 +86,8 @@ def train_on(
     comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
     workers = algorithm.roles.workers(comm)
-    is_reporter = comm.rank == workers[0]
+    trainers, first = sum(map(len, workers)), workers[0][0]
+    is_reporter = comm.rank == first
     tracker = comm.together(lambda: _tracker(options))
 
     def prepare() -> TrainingData:
@@ -109,20 +110,18 @@ def train_on(
             lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
         )
     resumed = comm.together(lambda: _resumed_run(options))
-    starts_anew = comm.allgather_object(_lost_before_checkpoint(resumed, options.resume))[
-        workers[0]
-    ]
+    starts_anew = comm.allgather_object(_lost_before_checkpoint(resumed, options.resume))[first]
     if starts_anew:
         options.resume = None
     data = standardized(data, options, run_of(options.resume), comm)
     options.standardize = original.standardize = data.standardization is not None
     output = options.output or resumed or _new_output()
-    output = comm.allgather_object(output)[workers[0]]  # the same folder on all ranks
+    output = comm.allgather_object(output)[first]  # the same folder on all ranks
     options.output = output
-    ranks = ranks_in_words(comm.size, len(workers))
+    ranks = ranks_in_words(comm.size, trainers, len(workers))
     folder = RunFolder(
         output,
-        _described(options, data, algorithm, optimizer, comm.size, len(workers)),
+        _described(options, data, algorithm, optimizer, comm.size, trainers, len(workers)),
         config=described_as_config(
             original,
             algorithm,
@@ -159,8 +158,6 @@ def train_on(
             raise _with_hint(error, options, data, learner.samples) from None
         # A different rank reports if the first worker has failed.
         is_reporter = comm.rank == learner.group.workers[0]
-    if not comm.failed_ranks:  # a worker may have several ranks
-        ranks = ranks_in_words(comm.size, len(workers), len(learner.group.workers))
     ranks += failures_in_words(len(comm.failed_ranks))
     serial = None
     if is_reporter and options.compare_serial:
@@ -235,6 +232,7 @@ def _described(
     algorithm: Algorithm[Any],
     optimizer: Optimizer,
     ranks: int,
+    trainers: int,
     workers: int,
 ) -> dict[str, Any]:
     """Return the content of options.json."""
@@ -250,6 +248,7 @@ def _described(
     return {
         "parallel_sgd": __version__,
         "ranks": ranks,
+        "trainers": trainers,
         "workers": workers,
         "host": platform.node(),
         **{

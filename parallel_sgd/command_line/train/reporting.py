@@ -162,19 +162,19 @@ def _described(algorithm: Algorithm[Any]) -> str:
     return f"{text}, own bits {dict(own)}" if own else text
 
 
-def ranks_in_words(size: int, trainers: int, workers: int | None = None) -> str:
-    """Return "4 ranks", "4 workers and 1 server", or "2 workers of 4 ranks and 1 server".
+def ranks_in_words(size: int, trainers: int, workers: int) -> str:
+    """Return "4 ranks", "4 workers and 1 server", or "2 workers with 4 ranks in all and 1 server".
 
     Args:
         size: number of all ranks.
         trainers: number of ranks that train.
-        workers: number of workers, if a worker may have several ranks.
+        workers: number of workers, some perhaps with several ranks.
     """
     if trainers == size:
         return _counted(size, "rank")
-    training = _counted(trainers, "worker")
-    if workers not in (None, trainers):
-        training = f"{_counted(workers, 'worker')} of {_counted(trainers, 'rank')}"
+    training = _counted(workers, "worker")
+    if workers != trainers:
+        training += f" with {_counted(trainers, 'rank')} in all"
     return f"{training} and {_counted(size - trainers, 'server')}"
 
 
