@@ -124,6 +124,21 @@ def test_wandb_without_a_key_is_refused_before_training(tmp_path: Path) -> None:
 
 
 @needs("wandb")
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [("WANDB_API_KEY", "short", "40+ characters"), ("WANDB_MODE", "foo", "input_value='foo'")],
+)
+def test_what_wandb_refuses_is_one_line(
+    tmp_path: Path, variable: str, value: str, problem: str
+) -> None:
+    done = train(tmp_path, "--tracker", "wandb", "--output", "run", **{variable: value})
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("wandb:"))
+    assert "error: tracker='wandb' cannot be used: " in line and problem in line
+    assert not (tmp_path / "run").exists()
+
+
+@needs("wandb")
 def test_without_a_connection_the_run_is_kept_for_wandb_sync(tmp_path: Path) -> None:
     options = ["--tracker", "wandb", "--output", "run", "--epochs", "2"]
     began = time.monotonic()

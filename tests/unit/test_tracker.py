@@ -257,9 +257,11 @@ def test_wrong_arguments(arguments, expected):
     assert str(caught.value) == expected
 
 
-def fake_wandb(mode: str, *, key: bool) -> SimpleNamespace:
+def fake_wandb(mode: str, *, key: bool, run: object = None) -> SimpleNamespace:
     settings = SimpleNamespace(settings=SimpleNamespace(mode=mode))
-    return SimpleNamespace(setup=lambda: settings, login=lambda prompt, verify: key)
+    return SimpleNamespace(
+        setup=lambda: settings, login=lambda prompt, verify: key and run is None, run=run
+    )
 
 
 def test_wandb_needs_a_key_only_online(monkeypatch):
@@ -269,6 +271,24 @@ def test_wandb_needs_a_key_only_online(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake_wandb("online", key=False))
     with pytest.raises(UserError, match=r"^tracker='wandb' needs an API key.*WANDB_MODE=offline$"):
         Tracker("wandb").require()
+
+
+def test_wandb_with_a_run_of_the_program_is_logged_in(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake_wandb("online", key=True, run=object()))
+    Tracker("wandb").require()
+
+
+@pytest.mark.parametrize("at", ["setup", "login"])
+def test_what_wandb_refuses_is_one_line_for_all_ranks(monkeypatch, at):
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("API key must have\n40 characters")
+
+    wandb = fake_wandb("online", key=True)
+    setattr(wandb, at, refuse)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(UserError) as caught:
+        Tracker("wandb").require()
+    assert str(caught.value) == "tracker='wandb' cannot be used: API key must have 40 characters"
 
 
 def test_missing_packages(monkeypatch):

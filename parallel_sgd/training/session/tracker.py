@@ -71,7 +71,7 @@ class Tracker:
         """Check that the service can be used.
 
         Raises:
-            UserError: the package is not installed, or knows no account.
+            UserError: the package is not installed, refuses its settings, or has no account.
         """
         if not self._usable:
             SERVICES[self.service].require()  # may ask servers for the name of the account

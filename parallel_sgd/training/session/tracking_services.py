@@ -65,7 +65,7 @@ class TrackedRun(ABC):
         """Check that the service can be used.
 
         Raises:
-            UserError: the package is not installed, or knows no account.
+            UserError: the package is not installed, refuses its settings, or has no account.
         """
 
     @abstractmethod
@@ -97,8 +97,11 @@ class WandbRun(TrackedRun):
     def require() -> None:
         """Check that wandb is installed, and has an API key unless it is offline."""
         wandb = _imported("wandb")
-        online = wandb.setup().settings.mode in ("online", "run", "shared")
-        if online and not wandb.login(prompt=False, verify=False):
+        try:
+            usable = _has_wandb_key(wandb)
+        except Exception as error:  # of a setting or a key: all ranks must learn the problem
+            raise UserError(f"tracker='wandb' cannot be used: {line_of(error)}") from error
+        if not usable:
             raise UserError(
                 "tracker='wandb' needs an API key: run `wandb login`, or set WANDB_API_KEY, or "
                 "keep the run on the disk with WANDB_MODE=offline"
@@ -247,6 +250,13 @@ def _mlflow_client() -> Any:
     if re.match(r"file:|(?!\w+:)", uri):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _has_wandb_key(wandb: Any) -> bool:
+    """Return whether wandb has an API key, or needs none."""
+    online = wandb.setup().settings.mode in ("online", "run", "shared")
+    # Beside a run of the program's own, which has logged in, `login` does nothing.
+    return not online or wandb.run is not None or wandb.login(prompt=False, verify=False)
 
 
 def _imported(package: str) -> Any:
