@@ -145,6 +145,37 @@ def test_a_silent_service_is_waited_for_a_limited_time(fake, monkeypatch, capsys
     ]
 
 
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_no_wait_for_a_service_is_longer_than_the_ranks_can_wait(fake, monkeypatch, capsys, end):
+    silence = threading.Event()
+    monkeypatch.setattr(fake, "before", staticmethod(lambda name: silence.wait(60)))
+    tracker = Tracker("mlflow")
+    tracker.begin({}, None, timeout_s=0.2)
+    tracker.finish(end)
+    silence.set()
+    assert capsys.readouterr().err.splitlines() == [
+        "parallel_sgd: mlflow: no answer within 0.05 s; training goes on",
+        "parallel_sgd: mlflow: the end of the run is not confirmed within 0.05 s",
+    ]
+
+
+def test_the_ranks_own_limit_reaches_the_tracker(fake, monkeypatch, capsys):
+    silence = threading.Event()
+    monkeypatch.setattr(fake, "before", staticmethod(lambda name: silence.wait(60)))
+    data = psgd.data.Arrays(np.ones((8, 2), np.float32), np.zeros(8, np.int64))
+
+    def body(comm: psgd.Communicator) -> None:
+        model = psgd.models.MLP([2, 2], seed=0)
+        algorithm = psgd.DataParallelSGD()
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            options = {"minibatch_size": 4, "epochs": 1, "tracker": Tracker("mlflow")}
+            psgd.TrainingSession(learner=learner, objective=model, train=data, **options).run()
+
+    psgd.simulate(2, body, timeout_s=4)
+    silence.set()
+    assert capsys.readouterr().err.startswith("parallel_sgd: mlflow: no answer within 1 s;")
+
+
 def test_a_run_that_is_only_kept_on_the_disk_is_a_warning(fake, monkeypatch, capsys):
     monkeypatch.setattr(fake, "problem", "kept on the disk")
     assert ran(fake).calls[-1] == ("close", "finished")
@@ -289,6 +320,25 @@ def test_what_wandb_refuses_is_one_line_for_all_ranks(monkeypatch, at):
     with pytest.raises(UserError) as caught:
         Tracker("wandb").require()
     assert str(caught.value) == "tracker='wandb' cannot be used: API key must have 40 characters"
+
+
+def test_wandb_gives_up_before_training_does(monkeypatch):
+    """Time is left for the run on the disk, so that one line is printed."""
+    given: list[dict[str, Any]] = []
+    run = SimpleNamespace(define_metric=lambda name, step_metric: None)
+    wandb = SimpleNamespace(
+        Error=RuntimeError,
+        Settings=lambda **settings: given.append(settings),
+        init=lambda **options: run,
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name in ("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    services.WandbRun("p", None, None, {}, None).open()
+    assert given[0]["init_timeout"] <= trackers.OPEN_S / 2
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "40")
+    services.WandbRun("p", None, None, {}, None).open()
+    assert given[1] == {"finish_timeout": trackers.END_S}
 
 
 def test_missing_packages(monkeypatch):

@@ -209,7 +209,7 @@ class RunOutput:
                 "minibatch_size": size and size_summary(size),
                 "seed": session.seed,
             }
-            session.tracker.begin({**facts, **own}, session.folder)
+            session.tracker.begin({**facts, **own}, session.folder, self._comm.timeout_s)
 
     def _log_line(self, text: str) -> None:
         """Write a line to this rank's log. If that fails, all ranks end."""

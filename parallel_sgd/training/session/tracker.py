@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +17,13 @@ from ...validation import choice, line_of, shown
 from ..checkpoint.schema import parsed
 from .run_folder import RunFolder
 from .state import Progress
-from .tracking_services import END_S, FINISHED, SERVICES, Row, TrackedRun
+from .tracking_services import END_S, FAIL_S, FINISHED, OPEN_S, SERVICES, Row, TrackedRun
 
 PROJECT = "parallel_sgd"
 RUN_IDS = "tracker.json"  #: in a run's folder: the run's number by service
 
-OPEN_S = 20.0  #: longest wait for the service before training begins
-FAIL_S = 5.0  #: longest wait for the upload of the last rows, after an error
 RETRY_S = 30.0  #: pause after a failed upload
+PARTS = 4  #: a wait for a service is at most this part of the ranks' wait for each other
 GOES_ON = "; training goes on"
 MOST_TEXT = 600  #: characters of a service's error
 
@@ -37,7 +37,7 @@ class Tracker:
 
     Rows are sent by a background thread. If the service cannot be reached, a line on stderr says
     so, training goes on, and the upload is tried again. At its end training waits for the last
-    rows, at most half a minute.
+    rows, at most half a minute, and at most a quarter of the communicator's `timeout_s`.
 
     Args:
         service: "wandb" (the extra ``[wandb]``) or "mlflow" (the extra ``[mlflow]``). Both read
@@ -63,6 +63,7 @@ class Tracker:
         self._sender: Sender | None = None
         self._folder: RunFolder | None = None
         self._kept: dict[str, str] = {}  #: the run's numbers in the folder
+        self._longest_s = math.inf  #: wait for the service
 
     def __repr__(self) -> str:
         return f"Tracker({self.service!r}, project={self.project!r}, name={self.name!r})"
@@ -77,7 +78,9 @@ class Tracker:
             SERVICES[self.service].require()  # may ask servers for the name of the account
             self._usable = True
 
-    def begin(self, config: Mapping[str, Any], folder: RunFolder | None) -> None:
+    def begin(
+        self, config: Mapping[str, Any], folder: RunFolder | None, timeout_s: float = math.inf
+    ) -> None:
         """Open the run in the background, and wait for this a few seconds.
 
         Does nothing if the run is open.
@@ -85,20 +88,21 @@ class Tracker:
         Args:
             config: the options of training.
             folder: keeps the run's number.
+            timeout_s: longest wait of the other ranks for this rank.
         Raises:
             UserError: the service cannot be used, or the folder cannot be read or written.
         """
         if self._sender is not None:
             return
         self.require()
-        self._folder = folder
+        self._folder, self._longest_s = folder, timeout_s / PARTS
         path = None if folder is None else folder.path
         name = self.name or (None if path is None else path.resolve().name)
         self._kept = {} if path is None else run_ids(path)
         run_id = self._kept.get(self.service)
         run = SERVICES[self.service](self.project, name, run_id, config, path)
         self._sender = Sender(self.service, run)
-        self._sender.wait_until_open(OPEN_S)
+        self._sender.wait_until_open(min(OPEN_S, self._longest_s))
         self._keep_run_id(self._sender)
 
     def log(self, row: Progress) -> None:
@@ -116,7 +120,8 @@ class Tracker:
         """
         sender, self._sender = self._sender, None
         if sender is not None:
-            sender.finish(end, END_S if end == FINISHED else FAIL_S)
+            seconds = END_S if end == FINISHED else FAIL_S
+            sender.finish(end, min(seconds, self._longest_s))
             self._keep_run_id(sender)
 
     def _keep_run_id(self, sender: Sender) -> None:

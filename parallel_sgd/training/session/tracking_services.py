@@ -19,8 +19,10 @@ from typing import Any
 from ...errors import UserError
 from ...validation import line_of
 
+OPEN_S = 20.0  #: longest wait of training for a service, at the beginning
+ANSWER_S = 10.0  #: longest wait of Weights & Biases for its servers: a run on the disk comes after
 END_S = 30.0  #: longest wait for the upload of the last rows
-BEGIN_S = 20.0  #: longest wait of Weights & Biases for its servers, at the start
+FAIL_S = 5.0  #: longest wait for the upload of the last rows, after an error
 
 Row = Mapping[str, float]
 """The numbers of a row by name, among them "samples", and "time" in seconds since the epoch."""
@@ -123,7 +125,7 @@ class WandbRun(TrackedRun):
 
     def _opened(self, wandb: Any, **options: Any) -> Any:
         folder = None if self.folder is None or "WANDB_DIR" in os.environ else str(self.folder)
-        limits = {"init_timeout": BEGIN_S, "finish_timeout": END_S}
+        limits = {"init_timeout": ANSWER_S, "finish_timeout": END_S}
         ours = {k: v for k, v in limits.items() if f"WANDB_{k.upper()}" not in os.environ}
         run = wandb.init(
             **{
