@@ -127,7 +127,58 @@ def test_a_service_that_stays_away_ends_neither_training_nor_its_end(fake, monke
     assert run.calls == []
     first, last = capsys.readouterr().err.splitlines()
     assert first.endswith("the network is down; training goes on")
-    assert last.startswith("parallel_sgd: mlflow: 3 rows have not arrived")
+    assert last.startswith(
+        "parallel_sgd: mlflow: 3 rows have not arrived (the network is down); a run's folder"
+    )
+
+
+def test_the_last_line_has_the_last_problem(fake, monkeypatch, capsys):
+    problems, failed_twice = ["the network is down"], threading.Event()
+
+    def fail(name: str) -> None:
+        if name == "log":
+            problems.append("x" * 1000)
+            if len(problems) == 4:
+                failed_twice.set()
+            raise ConnectionError(problems[-2])
+
+    monkeypatch.setattr(fake, "before", staticmethod(fail))
+    tracker = Tracker("mlflow")
+    tracker.begin({}, None)
+    tracker.log(row(10))
+    assert failed_twice.wait(10)
+    tracker.finish()
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "parallel_sgd: mlflow: the network is down; training goes on"
+    assert last.startswith("parallel_sgd: mlflow: 1 rows have not arrived (xxx")
+    assert last.endswith("x…); a run's folder has them in metrics.jsonl")
+
+
+@pytest.mark.parametrize("at", ["log", "open"])
+def test_a_run_that_could_not_be_closed_is_a_line_also_after_a_warning(
+    fake, monkeypatch, capsys, at
+):
+    first = failing(1, at)
+
+    def fail(name: str) -> None:
+        first(name)
+        if name == "close":
+            raise ConnectionError("it is closed already")
+
+    monkeypatch.setattr(fake, "before", staticmethod(fail))
+    tracker = Tracker("mlflow")
+    tracker.begin({}, None)
+    tracker.log(row(10))
+    (run,) = fake.made
+    for _ in range(1000):
+        if ("log", 10) in run.calls:
+            break
+        threading.Event().wait(0.01)
+    tracker.finish()
+    assert capsys.readouterr().err.splitlines() == [
+        "parallel_sgd: mlflow: the network is down; training goes on",
+        "parallel_sgd: mlflow: the run could not be closed: it is closed already",
+    ]
 
 
 def test_a_silent_service_is_waited_for_a_limited_time(fake, monkeypatch, capsys):
@@ -141,7 +192,8 @@ def test_a_silent_service_is_waited_for_a_limited_time(fake, monkeypatch, capsys
     silence.set()
     assert capsys.readouterr().err.splitlines() == [
         "parallel_sgd: mlflow: no answer within 0.05 s; training goes on",
-        "parallel_sgd: mlflow: 3 rows have not arrived; a run's folder has them in metrics.jsonl",
+        "parallel_sgd: mlflow: 3 rows have not arrived (no answer within 0.05 s); a run's folder "
+        "has them in metrics.jsonl",
     ]
 
 

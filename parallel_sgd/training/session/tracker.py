@@ -146,6 +146,7 @@ class Sender:
         self._rows: list[Row] = []
         self._end: str | None = None
         self._stopped = self._warned = False
+        self._problem: str | None = None  #: of the last call, or of the wait for it
         self._opened, self._over = runtime.Event(), runtime.Event()
         self._changed = runtime.Condition()
         InBackground(f"tracker {name}", self._work, self._stop, reports=False)
@@ -171,7 +172,10 @@ class Sender:
             late, self._stopped = len(self._rows), True
             self._changed.notify_all()
         if late:
-            self._print(f"{late} rows have not arrived; a run's folder has them in metrics.jsonl")
+            why = "" if self._problem is None else f" ({self._problem})"
+            self._print(
+                f"{late} rows have not arrived{why}; a run's folder has them in metrics.jsonl"
+            )
         elif not self._over.is_set():
             self._print(f"the end of the run is not confirmed within {seconds:g} s")
 
@@ -191,7 +195,7 @@ class Sender:
                 if not self._tried(self._send) and not self._paused():
                     return
             if self._end is not None:
-                self._tried(self._close)
+                self._close(self._end)
         finally:
             self._opened.set()
             self._over.set()
@@ -199,7 +203,7 @@ class Sender:
     def _open(self) -> None:
         problem = self.run.open()
         if problem is not None:
-            self._print(problem, GOES_ON)
+            self._print(shortened(problem), GOES_ON)
 
     def _send(self) -> None:
         with self._changed:
@@ -208,9 +212,11 @@ class Sender:
         with self._changed:
             del self._rows[: len(rows)]
 
-    def _close(self) -> None:
-        assert self._end is not None
-        self.run.close(self._end)
+    def _close(self, end: str) -> None:
+        try:
+            self.run.close(end)
+        except Exception as error:  # as in `_tried`, but said in any case: no row tells of it
+            self._print(f"the run could not be closed: {shortened(line_of(error))}")
 
     def _tried(self, call: Any) -> bool:
         """Make a call of the service. Return False, after a warning, if the call has failed."""
@@ -221,17 +227,18 @@ class Sender:
             return False
         finally:
             self._opened.set()
+        self._problem = None
         return True
 
     def _warn(self, problem: str) -> None:
-        """Print a problem, the first time."""
+        """Keep a problem for the last line, and print the first one."""
+        self._problem = shortened(problem)
         if not self._warned:
-            self._print(problem, GOES_ON)
+            self._print(self._problem, GOES_ON)
 
     def _print(self, problem: str, then: str = "") -> None:
         self._warned = True
-        short = problem if len(problem) <= MOST_TEXT else f"{problem[:MOST_TEXT]}…"
-        write_stderr(f"parallel_sgd: {self.name}: {short}{then}")
+        write_stderr(f"parallel_sgd: {self.name}: {problem}{then}")
 
     def _has_work(self) -> bool:
         """Wait for rows or the end. Return whether there are rows to send."""
@@ -248,6 +255,11 @@ class Sender:
             last = self._end is not None
             self._changed.wait_for(lambda: self._stopped or (self._end is not None), RETRY_S)
             return not (self._stopped or last)
+
+
+def shortened(problem: str) -> str:
+    """Return a service's error, without the end of a long one. Local."""
+    return problem if len(problem) <= MOST_TEXT else f"{problem[:MOST_TEXT]}…"
 
 
 def numbers(row: Progress) -> dict[str, float]:
