@@ -29,8 +29,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             made.append((self.run_id, self.config))
             self.run_id = self.run_id or "number"
 
-        def log(self, rows: Sequence[services.Row]) -> None:
+        def log(self, rows: Sequence[services.Row]) -> int:
             made.extend(dict(row) for row in rows)
+            return len(rows)
 
         def close(self, end: str) -> None:
             made.append(end)

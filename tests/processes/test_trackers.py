@@ -166,7 +166,7 @@ def test_mlflow_in_a_folder_has_every_row_and_a_resumed_run_continues(tmp_path: 
     number = json.loads((tmp_path / "run" / "tracker.json").read_text())["mlflow"]
 
     def logged(name: str) -> list[tuple[int, float]]:
-        return sorted({(each.step, each.value) for each in client.get_metric_history(number, name)})
+        return sorted((each.step, each.value) for each in client.get_metric_history(number, name))
 
     def rows(name: str) -> list[tuple[int, float]]:
         return [(row["samples"], row[name]) for row in metrics(tmp_path)]

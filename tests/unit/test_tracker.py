@@ -47,9 +47,10 @@ class FakeRun(services.TrackedRun):
         self.run_id = self.run_id or f"run-{len(self.made)}"
         return self.problem
 
-    def log(self, rows: Sequence[services.Row]) -> None:
+    def log(self, rows: Sequence[services.Row]) -> int:
         self.before("log")
         self.calls += [("log", row["samples"]) for row in rows]
+        return len(rows)
 
     def close(self, end: str) -> None:
         self.before("close")
@@ -226,6 +227,46 @@ def test_the_ranks_own_limit_reaches_the_tracker(fake, monkeypatch, capsys):
     psgd.simulate(2, body, timeout_s=4)
     silence.set()
     assert capsys.readouterr().err.startswith("parallel_sgd: mlflow: no answer within 1 s;")
+
+
+class FakeClient:
+    """What MLflow gets: the step and the name of each metric. The second request fails."""
+
+    def __init__(self) -> None:
+        self.requests: list[int] = []
+        self.got: list[tuple[int, str]] = []
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any]) -> None:
+        self.requests.append(len(metrics))
+        if len(self.requests) == 2:
+            raise ConnectionError("the network is down")
+        self.got += [(metric[3], metric[0]) for metric in metrics]
+
+
+def test_no_row_is_sent_twice_after_a_failure(monkeypatch):
+    """Three rows of 400 metrics are two requests of MLflow, which takes 1,000 in one."""
+    entities = SimpleNamespace(Metric=lambda *values: values)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(entities=entities))
+    monkeypatch.setattr(trackers, "RETRY_S", 0.01)
+    client, opened = FakeClient(), threading.Event()
+
+    def open_late(run: services.MlflowRun) -> None:
+        opened.wait(10)
+        run.run_id, run._client = "number", client
+
+    monkeypatch.setattr(services.MlflowRun, "open", open_late)
+    sender = Sender("mlflow", services.MlflowRun("p", None, None, {}, None))
+    names = [f"m{k}" for k in range(400)]
+    for samples in (1, 2, 3):
+        sender.log({"samples": samples, "time": 0.0, **dict.fromkeys(names, 0.5)})
+    opened.set()
+    for _ in range(1000):
+        if len(client.got) == 1200 or sender._over.wait(0.01):
+            break
+    sender._stop()
+    assert client.requests == [800, 400, 400]
+    assert client.got == [(samples, name) for samples in (1, 2, 3) for name in names]
 
 
 def test_a_run_that_is_only_kept_on_the_disk_is_a_warning(fake, monkeypatch, capsys):

@@ -25,6 +25,7 @@ RUN_IDS = "tracker.json"  #: in a run's folder: the run's number by service
 RETRY_S = 30.0  #: pause after a failed upload
 PARTS = 4  #: a wait for a service is at most this part of the ranks' wait for each other
 GOES_ON = "; training goes on"
+MOST_ROWS = 1000  #: handed to a service at a time
 MOST_TEXT = 600  #: characters of a service's error
 
 
@@ -207,10 +208,10 @@ class Sender:
 
     def _send(self) -> None:
         with self._changed:
-            rows = list(self._rows)
-        self.run.log(rows)
+            rows = self._rows[:MOST_ROWS]
+        logged = self.run.log(rows)
         with self._changed:
-            del self._rows[: len(rows)]
+            del self._rows[:logged]  # none of them is sent again, if the next request fails
 
     def _close(self, end: str) -> None:
         try:

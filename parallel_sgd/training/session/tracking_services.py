@@ -79,8 +79,12 @@ class TrackedRun(ABC):
         """
 
     @abstractmethod
-    def log(self, rows: Sequence[Row]) -> None:
-        """Log rows of numbers."""
+    def log(self, rows: Sequence[Row]) -> int:
+        """Log the first of these rows, as many as fit into a request.
+
+        Returns:
+            How many rows have been logged, at least one.
+        """
 
     @abstractmethod
     def close(self, end: str) -> None:
@@ -143,10 +147,10 @@ class WandbRun(TrackedRun):
         run.define_metric("*", step_metric="samples")
         return run
 
-    def log(self, rows: Sequence[Row]) -> None:
-        """Log rows; wandb itself sends them in the background."""
-        for row in rows:
-            self._run.log({name: value for name, value in row.items() if name != "time"})
+    def log(self, rows: Sequence[Row]) -> int:
+        """Log a row; wandb itself sends rows in the background."""
+        self._run.log({name: value for name, value in rows[0].items() if name != "time"})
+        return 1
 
     def close(self, end: str) -> None:
         """Finish the run, and wait up to `END_S` for its upload."""
@@ -208,17 +212,24 @@ class MlflowRun(TrackedRun):
             if logged.get(name, text) != text:
                 self._client.set_tag(self.run_id, f"resumed.{name}", text)
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[Row]) -> int:
         """Log rows as metrics, with the samples as steps."""
         entities = importlib.import_module("mlflow.entities")
-        metrics = [
-            entities.Metric(name, float(value), int(1000 * row["time"]), int(row["samples"]))
-            for row in rows
-            for name, value in row.items()
-            if name not in ("samples", "time")
-        ]
-        for i in range(0, len(metrics), _MOST_METRICS):
+        metrics: list[Any] = []
+        logged = 0
+        for row in rows:
+            of_row = [
+                entities.Metric(name, float(value), int(1000 * row["time"]), int(row["samples"]))
+                for name, value in row.items()
+                if name not in ("samples", "time")
+            ]
+            if logged and len(metrics) + len(of_row) > _MOST_METRICS:
+                break
+            metrics += of_row
+            logged += 1
+        for i in range(0, len(metrics), _MOST_METRICS):  # of a row with more: several requests
             self._client.log_batch(self.run_id, metrics=metrics[i : i + _MOST_METRICS])
+        return logged
 
     def close(self, end: str) -> None:
         """Set the run's state."""
