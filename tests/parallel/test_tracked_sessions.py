@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -58,6 +60,34 @@ def test_the_first_rank_logs_every_row_and_finishes(comm, calls, tmp_path):
             assert got.pop("time") > 1e9
             assert got == {k: v for k, v in row.items() if isinstance(v, int | float)}
         assert (path / "tracker.json").is_file()
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_the_folder_is_kept_until_the_run_is_closed(comm, calls, tmp_path, monkeypatch, completes):
+    def fail(row):
+        raise ValueError("wrong")
+
+    close = psgd.RunFolder.close
+    path = comm.allgather_object(tmp_path)[0] / "run"
+    comm.barrier()
+    if comm.rank == 0:
+
+        def closed(folder):
+            if folder.writes:
+                status = json.loads((path / "status.json").read_text())["status"]
+                calls.append(f"folder {status}")
+            close(folder)
+
+        monkeypatch.setattr(psgd.RunFolder, "close", closed)
+    options = {"folder": psgd.RunFolder(path), "tracker": psgd.Tracker("mlflow")}
+    with nullcontext() if completes else pytest.raises(UserError):
+        trained(comm, **options, callbacks=[] if completes else [fail])
+    comm.barrier()
+    ends = [call for call in calls if isinstance(call, str)]
+    if comm.rank == 0:
+        assert ends[:2] == (
+            ["finished", "folder complete"] if completes else ["failed", "folder failed"]
+        )
 
 
 @pytest.mark.threads(3)

@@ -331,6 +331,28 @@ def test_a_number_that_comes_after_the_last_row_is_kept(fake, tmp_path, monkeypa
     folder.close()
 
 
+def test_at_the_end_a_number_that_the_disk_refuses_is_a_line(fake, tmp_path, monkeypatch, capsys):
+    answer = threading.Event()
+    monkeypatch.setattr(fake, "before", staticmethod(lambda name: answer.wait(60)))
+    monkeypatch.setattr(trackers, "OPEN_S", 0.01)
+
+    def full(folder: psgd.RunFolder, name: str, content: object) -> None:
+        raise UserError(f"output={name!r} cannot be written: No space left on device")
+
+    folder = psgd.RunFolder(tmp_path / "run", {})
+    folder.create()
+    tracker = Tracker("mlflow")
+    tracker.begin({}, folder)
+    monkeypatch.setattr(psgd.RunFolder, "write_json", full)
+    answer.set()
+    tracker.finish()
+    folder.close()
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "parallel_sgd: mlflow: the run's number is not kept: output='tracker.json' cannot be "
+        "written: No space left on device"
+    ]
+
+
 @pytest.mark.parametrize("text", ["[1]", "{", '{"mlflow": 3}'])
 def test_a_damaged_number_is_named(text, tmp_path):
     (tmp_path / "tracker.json").write_text(text)

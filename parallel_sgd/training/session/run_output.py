@@ -21,7 +21,7 @@ from .options import SessionOptions
 from .progress_bar import ProgressBar, require_tqdm
 from .run_folder import RunFolder, require_no_link
 from .state import Progress, loss_curves
-from .tracking_services import FAILED, FINISHED, KILLED
+from .tracking_services import FAILED, FINISHED, KILLED, PREEMPTED
 
 
 class RunOutput:
@@ -116,17 +116,16 @@ class RunOutput:
         if folder:
             self.on_first_rank(lambda: self._write(folder, history))
         self.report_rows(history[-1:])
-        self.on_first_rank(lambda: self._close_folder("complete"))
-        self.finish_tracking(FINISHED)
+        self.on_first_rank(lambda: self._close("complete", FINISHED))
 
     def fail(self, error: BaseException) -> None:
         """Log the error that ends the run, and close the folder and the tracker's run. Local."""
         if self._log:
             self._log.write_error(error)
+        end = FAILED if isinstance(error, Exception) else KILLED
         with suppress(UserError):  # report the first error only
-            self._close_folder("failed", f"{type(error).__name__}: {line_of(error)}")
-        with suppress(UserError):
-            self.finish_tracking(FAILED if isinstance(error, Exception) else KILLED)
+            self._close("failed", end, f"{type(error).__name__}: {line_of(error)}")
+        self.finish_tracking(end)  # if the disk has refused the status
 
     def leave(self) -> None:
         """Close the folder of a run that was asked to leave, and has saved all state. Local.
@@ -134,7 +133,7 @@ class RunOutput:
         The rank leaves also if its disk refuses the status.
         """
         with suppress(UserError):
-            self._close_folder("preempted")
+            self._close("preempted", PREEMPTED)
 
     def finish_tracking(self, end: str) -> None:
         """Close the tracker's run, as finished, failed, killed or preempted. Local.
@@ -186,13 +185,18 @@ class RunOutput:
             "ranks": self._evaluation.ranks,
         }
 
-    def _close_folder(self, status: str, error: str | None = None) -> None:
-        """Write the status, and release the folder, if this rank writes there."""
-        if folder := self._session.folder:
-            try:
-                if folder.writes:
-                    folder.write_status(self._status(status, error))
-            finally:
+    def _close(self, status: str, end: str, error: str | None = None) -> None:
+        """Write the status, close the tracker's run, and release the folder, if this rank writes.
+
+        The folder is released last: it keeps the number of the tracker's run.
+        """
+        folder = self._session.folder
+        try:
+            if folder and folder.writes:
+                folder.write_status(self._status(status, error))
+            self.finish_tracking(end)
+        finally:
+            if folder:
                 folder.close()
 
     def _begin_to_track(self) -> None:

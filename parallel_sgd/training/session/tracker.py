@@ -123,7 +123,10 @@ class Tracker:
         if sender is not None:
             seconds = END_S if end == FINISHED else FAIL_S
             sender.finish(end, min(seconds, self._longest_s))
-            self._keep_run_id(sender)
+            try:
+                self._keep_run_id(sender)
+            except UserError as error:  # the model is complete, or all state is saved
+                write_stderr(f"parallel_sgd: {self.service}: the run's number is not kept: {error}")
 
     def _keep_run_id(self, sender: Sender) -> None:
         """Write the run's number to the folder, once known."""
