@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -221,11 +222,17 @@ def test_the_ranks_own_limit_reaches_the_tracker(fake, monkeypatch, capsys):
         model = psgd.models.MLP([2, 2], seed=0)
         algorithm = psgd.DataParallelSGD()
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            options = {"minibatch_size": 4, "epochs": 1, "tracker": Tracker("mlflow")}
-            psgd.TrainingSession(learner=learner, objective=model, train=data, **options).run()
+            psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=4,
+                epochs=1,
+                report=lambda row: silence.set(),
+                tracker=Tracker("mlflow"),
+            ).run()
 
     psgd.simulate(2, body, timeout_s=4)
-    silence.set()
     assert capsys.readouterr().err.startswith("parallel_sgd: mlflow: no answer within 1 s;")
 
 
@@ -368,6 +375,44 @@ def test_a_second_begin_and_an_end_without_a_begin_do_nothing(fake):
     tracker.finish()
     tracker.finish()
     assert len(fake.made) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_interrupted_session_does_not_wait_for_its_tracker(fake, monkeypatch, capsys, size):
+    """As Ctrl-C in a notebook: the service is silent at the end."""
+    silence, trains = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        fake, "before", staticmethod(lambda name: name == "close" and silence.wait(60))
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        trains.wait(30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def body(comm: psgd.Communicator) -> None:
+        model = psgd.models.MLP([2, 2], seed=0)
+        data = psgd.data.Arrays(np.ones((8, 2), np.float32), np.zeros(8, np.int64))
+        algorithm = psgd.DataParallelSGD()
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=4,
+                epochs=10**6,
+                report=lambda row: trains.set(),
+                tracker=Tracker("mlflow"),
+            ).run()
+
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            psgd.simulate(size, body)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        silence.set()
+    assert "cannot be interrupted" not in capsys.readouterr().err
 
 
 def test_numbers_of_a_row():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data.sources.minibatches import size_summary
-from ...errors import UserError
+from ...errors import RankFailed, UserError
 from ...files import append_line, reason
 from ...options import Options
 from ...validation import line_of
@@ -122,7 +122,9 @@ class RunOutput:
         """Log the error that ends the run, and close the folder and the tracker's run. Local."""
         if self._log:
             self._log.write_error(error)
-        end = FAILED if isinstance(error, Exception) else KILLED
+        # RankFailed: ranks that are threads were interrupted, or another one has failed.
+        killed = isinstance(error, RankFailed) or not isinstance(error, Exception)
+        end = KILLED if killed else FAILED
         with suppress(UserError):  # report the first error only
             self._close("failed", end, f"{type(error).__name__}: {line_of(error)}")
         self.finish_tracking(end)  # if the disk has refused the status

@@ -17,7 +17,17 @@ from ...validation import choice, line_of, shown
 from ..checkpoint.schema import parsed
 from .run_folder import RunFolder
 from .state import Progress
-from .tracking_services import END_S, FAIL_S, FINISHED, OPEN_S, SERVICES, Row, TrackedRun
+from .tracking_services import (
+    END_S,
+    FAIL_S,
+    FINISHED,
+    KILL_S,
+    KILLED,
+    OPEN_S,
+    SERVICES,
+    Row,
+    TrackedRun,
+)
 
 PROJECT = "parallel_sgd"
 RUN_IDS = "tracker.json"  #: in a run's folder: the run's number by service
@@ -113,15 +123,15 @@ class Tracker:
         self._keep_run_id(self._sender)
 
     def finish(self, end: str = FINISHED) -> None:
-        """Close the run, and wait for the upload of the last rows: `END_S`, or after an error
-        `FAIL_S`.
+        """Close the run, and wait for the upload of the last rows: `END_S`, after an error
+        `FAIL_S`, after an interrupt `KILL_S`.
 
         Args:
             end: finished, failed, killed or preempted.
         """
         sender, self._sender = self._sender, None
         if sender is not None:
-            seconds = END_S if end == FINISHED else FAIL_S
+            seconds = {FINISHED: END_S, KILLED: KILL_S}.get(end, FAIL_S)
             sender.finish(end, min(seconds, self._longest_s))
             try:
                 self._keep_run_id(sender)

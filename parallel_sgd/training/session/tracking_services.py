@@ -23,6 +23,7 @@ OPEN_S = 20.0  #: longest wait of training for a service, at the beginning
 ANSWER_S = 10.0  #: longest wait of Weights & Biases for its servers: a run on the disk comes after
 END_S = 30.0  #: longest wait for the upload of the last rows
 FAIL_S = 5.0  #: longest wait for the upload of the last rows, after an error
+KILL_S = 1.0  #: the same after an interrupt: ranks in a notebook have 3 s for all of their ends
 
 Row = Mapping[str, float]
 """The numbers of a row by name, among them "samples", and "time" in seconds since the epoch."""
