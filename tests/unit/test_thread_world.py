@@ -161,22 +161,23 @@ def interrupt_main():
 
 
 def meets(comm, working):
-    working.wait(10)
+    working.wait(10 * patience())
     while True:
         comm.barrier()
 
 
 def computes(comm, working):
-    working.wait(10)
+    working.wait(10 * patience())
     while True:
         pass
 
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("body", "size"), [(meets, 3), (computes, 2), (meets, 1)])
-def test_an_interrupt_ends_all_ranks(body, size):
+def test_an_interrupt_ends_all_ranks(body, size, monkeypatch):
+    monkeypatch.setattr(communicator, "PYTHON_S", communicator.PYTHON_S * patience())
     before, working = set(threading.enumerate()), threading.Barrier(size + 1)
-    interrupt = threading.Thread(target=lambda: (working.wait(10), interrupt_main()))
+    interrupt = threading.Thread(target=lambda: (working.wait(10 * patience()), interrupt_main()))
     interrupt.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -188,16 +189,18 @@ def test_an_interrupt_ends_all_ranks(body, size):
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_rank_that_cannot_be_interrupted_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(communicator, "COLLECTIVE_S", 0.05)
-    monkeypatch.setattr(communicator, "PYTHON_S", 0.2)
+    monkeypatch.setattr(communicator, "COLLECTIVE_S", 0.05 * patience())
+    monkeypatch.setattr(communicator, "PYTHON_S", 0.2 * patience())
     over, working = threading.Event(), threading.Barrier(3)
 
     def body(comm):
-        working.wait(10)
+        working.wait(10 * patience())
         if comm.rank == 1:
             over.wait(60)  # a lock, which Python's threads wait for without a look around
 
-    threading.Thread(target=lambda: (working.wait(10), time.sleep(0.1), interrupt_main())).start()
+    threading.Thread(
+        target=lambda: (working.wait(10 * patience()), time.sleep(0.1), interrupt_main())
+    ).start()
     with pytest.raises(KeyboardInterrupt):
         simulate(2, body)
     over.set()

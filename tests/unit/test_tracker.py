@@ -18,6 +18,7 @@ from limits import patience
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.communication import simulate_recovery
+from parallel_sgd.communication.threads import communicator
 from parallel_sgd.runtime import SimulatedFailure
 from parallel_sgd.training.session import tracker as trackers
 from parallel_sgd.training.session import tracking_services as services
@@ -381,6 +382,8 @@ def test_a_second_begin_and_an_end_without_a_begin_do_nothing(fake):
 def test_an_interrupted_session_does_not_wait_for_its_tracker(fake, monkeypatch, capsys, size):
     """As Ctrl-C in a notebook: the service is silent at the end."""
     silence, trains = threading.Event(), threading.Event()
+    monkeypatch.setattr(communicator, "PYTHON_S", communicator.PYTHON_S * patience())
+    monkeypatch.setattr(trackers, "FAIL_S", 60.0)
     monkeypatch.setattr(
         fake, "before", staticmethod(lambda name: name == "close" and silence.wait(60))
     )
