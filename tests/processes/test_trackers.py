@@ -146,7 +146,8 @@ def test_without_a_connection_the_run_is_kept_for_wandb_sync(tmp_path: Path) -> 
     done = train(tmp_path, *options, WANDB_BASE_URL=CLOSED, WANDB_API_KEY="a" * 40, **soon)
     assert time.monotonic() - began < 60 * patience()
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if "wandb sync --id" in line)
+    lines = done.stderr.splitlines()
+    (line,) = (line for line in lines if line.startswith("parallel_sgd: wandb:"))
     kept = json.loads((tmp_path / "run" / "tracker.json").read_text())["wandb"]
     assert f"the run is kept on the disk, for `wandb sync --id {kept} run/wandb/offline-run" in line
     assert line.endswith("; training goes on")

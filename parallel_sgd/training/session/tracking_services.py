@@ -19,8 +19,9 @@ from typing import Any
 from ...errors import UserError
 from ...validation import line_of
 
-OPEN_S = 20.0  #: longest wait of training for a service, at the beginning
-ANSWER_S = 10.0  #: longest wait of Weights & Biases for its servers: a run on the disk comes after
+#: Longest waits at the beginning: of training for a service, and of Weights & Biases for the answer
+#: to a new run. Before, it asks twice for the account, 5 s each, and after, it writes to the disk.
+OPEN_S, ANSWER_S = 30.0, 10.0
 END_S = 30.0  #: longest wait for the upload of the last rows
 FAIL_S = 5.0  #: longest wait for the upload of the last rows, after an error
 KILL_S = 1.0  #: the same after an interrupt: ranks in a notebook have 3 s for all of their ends
