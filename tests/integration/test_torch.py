@@ -11,10 +11,10 @@ from limits import patience
 
 
 @pytest.mark.any_mpi
-@pytest.mark.parametrize("door", ["learner", "overlap", "ddp"])
-def test_an_error_in_backward_on_one_rank_ends_the_job(folder: Path, door: str) -> None:
+@pytest.mark.parametrize("way", ["learner", "overlap", "ddp"])
+def test_an_error_in_backward_on_one_rank_ends_the_job(folder: Path, way: str) -> None:
     start = time.monotonic()
-    code, output = executed((*PARALLEL_SGD, "run", "-n", "2", TORCH, door, "fail"))
+    code, output = executed((*PARALLEL_SGD, "run", "-n", "2", TORCH, way, "fail"))
     assert code != 0
     assert "ZeroDivisionError: division by zero" in output
     assert "done" not in output

@@ -1,4 +1,4 @@
-"""PyTorch's models by the optimizer door, step by step beside plain DistributedDataParallel."""
+"""PyTorch's models by the learner, step by step beside plain DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's models by the optimizer door: what ranks train together is what one process trains."""
+"""PyTorch's models by the learner: the ranks together train as one process."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ def test_an_optimizer_that_gets_more_parameters(comm):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.threads(2)
 def test_compiled_models(comm):
-    """By the optimizer door a compiled module is trained as the module itself."""
+    """The learner trains a compiled module as the module itself."""
     plain, model = made(MLP), made(MLP)
     compiled = torch.compile(model, backend="eager")
     pair = learner_of(plain, comm), learner_of(compiled, comm)

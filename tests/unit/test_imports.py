@@ -1,4 +1,4 @@
-"""Which room may know which: imports point only down, and importing the package starts nothing."""
+"""Which package may import which: imports point only down; importing the library starts nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import parallel_sgd
 
 PACKAGE = Path(parallel_sgd.__file__).parent
 
-# From the ground up; rooms of one floor do not know each other.
-FLOORS: list[set[str]] = [
+# From the bottom up; packages of one layer do not know each other.
+LAYERS: list[set[str]] = [
     {"kernels"},
     {"errors", "lazy", "palette", "runtime", "starting", "state", "version"},
     {"trace"},
@@ -45,11 +45,11 @@ FLOORS: list[set[str]] = [
     {"testing"},
     {"__init__", "__main__"},
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
-# The same inside of rooms that have sub-rooms: each name is a sub-room, or a file beside them. What
-# no list names stands below all that is named.
-SUB_FLOORS: dict[str, list[set[str]]] = {
+# The same inside of packages that have subpackages: each name is a subpackage, or a file beside
+# them. A name that is in no list is below all others.
+SUB_LAYERS: dict[str, list[set[str]]] = {
     "communication": [
         {"communicator"},
         {"liveness", "clocks", "cuda", "roles", "subset"},
@@ -94,14 +94,14 @@ SUB_FLOORS: dict[str, list[set[str]]] = {
         {"plan"},
     ],
 }
-SUB_FLOOR = {
-    (room, part): floor
-    for room, floors in SUB_FLOORS.items()
-    for floor, parts in enumerate(floors)
+SUB_LAYER = {
+    (package, part): layer
+    for package, layers in SUB_LAYERS.items()
+    for layer, parts in enumerate(layers)
     for part in parts
 }
 
-# Rooms that know less than all that is below them.
+# Packages that know less than all that is below them.
 GROUND = {
     "kernels",
     "errors",
@@ -128,7 +128,7 @@ KNOWN_ONLY = {
     "__main__": {"command_line"},
 }
 
-# Libraries that belong to one room.
+# Libraries that belong to one package.
 OWNERS = {
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
@@ -177,40 +177,44 @@ def imported(module: str, text: str) -> Iterator[str]:
 
 
 def offences(module: str, text: str) -> list[str]:
-    room = module.split(".")[0]
-    if room not in FLOOR:
-        return [f"{module}: the house has no room {room!r}: give it a floor"]
+    package = module.split(".")[0]
+    if package not in LAYER:
+        return [f"{module}: {package!r} needs a layer"]
     problems = []
     for name in imported(module, text):
         library, _, rest = name.partition(".")
-        if library in OWNERS and room not in OWNERS[library]:
+        if library in OWNERS and package not in OWNERS[library]:
             problems.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
         if library != "parallel_sgd":
             continue
         other = rest.split(".")[0]
-        if other == room:
+        if other == package:
             problems += points_up_inside(module, rest)
             continue
-        if other not in FLOOR:  # a name that the package's own __init__ defines
+        if other not in LAYER:  # a name that the package's own __init__ defines
             other = "__init__"
-        if FLOOR[other] >= FLOOR[room]:
+        if LAYER[other] >= LAYER[package]:
             problems.append(f"{module} imports {name}, which points up")
-        elif room in KNOWN_ONLY and other not in KNOWN_ONLY[room]:
-            problems.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
+        elif package in KNOWN_ONLY and other not in KNOWN_ONLY[package]:
+            problems.append(
+                f"{module} imports {name}, and {package} may know {KNOWN_ONLY[package]}"
+            )
     return problems
 
 
 def points_up_inside(module: str, name: str) -> list[str]:
-    """The same of an import within a room, between its sub-rooms. A room's own `__init__` may
-    import all of it."""
-    room, _, inside = module.partition(".")
+    """The same of an import within a package, between its subpackages.
+
+    A package's own `__init__` may import all of it.
+    """
+    package, _, inside = module.partition(".")
     part, other = inside.split(".")[0], [*name.split("."), ""][1]
-    if part in ("", "__init__", other) or room not in SUB_FLOORS:
+    if part in ("", "__init__", other) or package not in SUB_LAYERS:
         return []
-    if SUB_FLOOR.get((room, other), -1) > SUB_FLOOR.get((room, part), -1):
-        return [f"{module} imports {name}, which points up inside of {room}"]
-    if SUB_FLOOR.get((room, other), -1) == SUB_FLOOR.get((room, part), -1) >= 0:
-        return [f"{module} imports {name}, and rooms of one floor do not know each other"]
+    if SUB_LAYER.get((package, other), -1) > SUB_LAYER.get((package, part), -1):
+        return [f"{module} imports {name}, which points up inside of {package}"]
+    if SUB_LAYER.get((package, other), -1) == SUB_LAYER.get((package, part), -1) >= 0:
+        return [f"{module} imports {name}, and packages of one layer do not know each other"]
     return []
 
 
