@@ -34,6 +34,10 @@ if how == "waits":
         time.sleep(0.05)
     raise psgd.Preempted
 if how == "raises":
+    open(f"started-{rank}", "w").close()
+    until = time.monotonic() + 60
+    while not os.path.exists(f"started-{1 - rank}") and time.monotonic() < until:
+        time.sleep(0.01)  # so that both raise at about the same time, on a busy machine, too
     raise psgd.UserError("x must be above 0")
 with psgd.Communicator.world() as comm:
     assert (comm.rank, comm.size) == (rank, 2)
@@ -109,7 +113,7 @@ def test_ranks_train_as_threads_do_and_have_logs(start: Start, tmp_path: Path) -
 
 
 def test_an_error_of_both_ranks_is_one_line(start: Start) -> None:
-    line = "[ranks 0, 1] parallel-sgd: error: x must be above 0 (program.py:16)"
+    line = "[ranks 0, 1] parallel-sgd: error: x must be above 0 (program.py:20)"
     assert ended(start("raises")) == (1, told(600.0), [line])
 
 
