@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,6 @@ ROOT = Path(__file__).parents[2]
 CLOSED = "http://127.0.0.1:9"  # the port of "discard", where nobody listens
 
 TRAIN = ["-m", "parallel_sgd", "simulate", "-n", "2", "--no-plot", "--checkpoint-every", "1437"]
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def train(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +80,6 @@ def wandb_run(folder: Path, number: int) -> dict[str, Any]:
     return found
 
 
-@needs("wandb")
 def test_wandb_offline_has_every_row_and_a_resumed_run_continues(tmp_path: Path) -> None:
     options = ["--tracker", "wandb", "--project", "digits", "--output", "run", "--epochs", "3"]
     done = train(tmp_path, *options, "--lr", "0.2", WANDB_MODE="offline")
@@ -107,7 +101,6 @@ def test_wandb_offline_has_every_row_and_a_resumed_run_continues(tmp_path: Path)
     assert [row["samples"] for row in second["rows"]][-1] == 5752
 
 
-@needs("wandb")
 def test_a_run_that_diverges_has_failed_at_wandb(tmp_path: Path) -> None:
     options = ["--tracker", "wandb", "--output", "run", "--lr", "1e38"]
     done = train(tmp_path, *options, WANDB_MODE="offline")
@@ -115,7 +108,6 @@ def test_a_run_that_diverges_has_failed_at_wandb(tmp_path: Path) -> None:
     assert wandb_run(tmp_path, 0)["code"] == 1
 
 
-@needs("wandb")
 def test_wandb_without_a_key_is_refused_before_training(tmp_path: Path) -> None:
     done = train(tmp_path, "--tracker", "wandb", "--output", "run")
     assert done.returncode == 2
@@ -123,7 +115,6 @@ def test_wandb_without_a_key_is_refused_before_training(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@needs("wandb")
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),
     [("WANDB_API_KEY", "short", "40+ characters"), ("WANDB_MODE", "foo", "input_value='foo'")],
@@ -138,7 +129,6 @@ def test_what_wandb_refuses_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
-@needs("wandb")
 def test_without_a_connection_the_run_is_kept_for_wandb_sync(tmp_path: Path) -> None:
     options = ["--tracker", "wandb", "--output", "run", "--epochs", "2"]
     began = time.monotonic()
@@ -154,7 +144,6 @@ def test_without_a_connection_the_run_is_kept_for_wandb_sync(tmp_path: Path) -> 
     assert [row["samples"] for row in wandb_run(tmp_path, 0)["rows"]] == [1438, 2876]
 
 
-@needs("mlflow")
 def test_mlflow_in_a_folder_has_every_row_and_a_resumed_run_continues(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -188,7 +177,6 @@ def test_mlflow_in_a_folder_has_every_row_and_a_resumed_run_continues(tmp_path: 
     assert (after.data.params["epochs"], after.data.tags["resumed.epochs"]) == ("3", "4")
 
 
-@needs("mlflow")
 def test_training_goes_on_without_a_tracking_server(tmp_path: Path) -> None:
     few = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}
     options = ["--tracker", "mlflow", "--output", "run", "--epochs", "2"]

@@ -302,7 +302,9 @@ def test_the_folder_keeps_the_number_and_the_next_start_continues(fake, tmp_path
     folder.close()
 
 
-def test_a_number_that_comes_late_is_kept_with_a_row(fake, tmp_path, monkeypatch):
+@pytest.fixture
+def late(fake, tmp_path, monkeypatch):
+    """A tracker, the folder of its run, and what the service waits for before it answers."""
     answer = threading.Event()
     monkeypatch.setattr(fake, "before", staticmethod(lambda name: answer.wait(60)))
     monkeypatch.setattr(trackers, "OPEN_S", 0.01)
@@ -310,6 +312,12 @@ def test_a_number_that_comes_late_is_kept_with_a_row(fake, tmp_path, monkeypatch
     folder.create()
     tracker = Tracker("mlflow")
     tracker.begin({}, folder)
+    yield tracker, folder, answer
+    folder.close()
+
+
+def test_a_number_that_comes_late_is_kept_with_a_row(fake, late):
+    tracker, folder, answer = late
     assert not (folder.path / "tracker.json").exists()
     answer.set()
     opened = fake.made[0]
@@ -320,41 +328,26 @@ def test_a_number_that_comes_late_is_kept_with_a_row(fake, tmp_path, monkeypatch
         threading.Event().wait(0.01)
     assert run_ids(folder.path) == {"mlflow": "run-1"}
     tracker.finish()
-    folder.close()
 
 
-def test_a_number_that_comes_after_the_last_row_is_kept(fake, tmp_path, monkeypatch):
-    answer = threading.Event()
-    monkeypatch.setattr(fake, "before", staticmethod(lambda name: answer.wait(60)))
-    monkeypatch.setattr(trackers, "OPEN_S", 0.01)
-    folder = psgd.RunFolder(tmp_path / "run", {})
-    folder.create()
-    tracker = Tracker("mlflow")
-    tracker.begin({}, folder)
+def test_a_number_that_comes_after_the_last_row_is_kept(late):
+    tracker, folder, answer = late
     tracker.log(row(10))
     assert run_ids(folder.path) == {}
     answer.set()
     tracker.finish()
     assert run_ids(folder.path) == {"mlflow": "run-1"}
-    folder.close()
 
 
-def test_at_the_end_a_number_that_the_disk_refuses_is_a_line(fake, tmp_path, monkeypatch, capsys):
-    answer = threading.Event()
-    monkeypatch.setattr(fake, "before", staticmethod(lambda name: answer.wait(60)))
-    monkeypatch.setattr(trackers, "OPEN_S", 0.01)
+def test_at_the_end_a_number_that_the_disk_refuses_is_a_line(capsys, late, monkeypatch):
+    tracker, _, answer = late
 
     def full(folder: psgd.RunFolder, name: str, content: object) -> None:
         raise UserError(f"output={name!r} cannot be written: No space left on device")
 
-    folder = psgd.RunFolder(tmp_path / "run", {})
-    folder.create()
-    tracker = Tracker("mlflow")
-    tracker.begin({}, folder)
     monkeypatch.setattr(psgd.RunFolder, "write_json", full)
     answer.set()
     tracker.finish()
-    folder.close()
     assert capsys.readouterr().err.splitlines()[1:] == [
         "parallel_sgd: mlflow: the run's number is not kept: output='tracker.json' cannot be "
         "written: No space left on device"
