@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import time
 from functools import partial
 
@@ -22,27 +21,29 @@ from served_training import (
     put_gradient,
     starting_point,
 )
+from shared_workers import (
+    MOMENTUM,
+    PLAIN,
+    RANKS,
+    learner_of,
+    same_within,
+    train,
+)
 
 import parallel_sgd as psgd
 from parallel_sgd import (
     SGD,
     Adam,
     Communicator,
-    DataParallelASGD,
     DataParallelSGD,
     Learner,
     MomentumSGD,
-    UserError,
     simulate,
 )
-from parallel_sgd.algorithms.asynchronous_state import NO_NUMBER, DataParallelASGDState
+from parallel_sgd.algorithms.asynchronous_state import DataParallelASGDState
 from parallel_sgd.command_line import read, train_on
-from parallel_sgd.communication import simulate_recovery
 from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.shared_client import SharedClient
-from parallel_sgd.training.checkpoint.schema import converted
-
-RANKS = 5  #: four that train, and a server
 
 MODES = {
     "async": {},
@@ -54,41 +55,6 @@ MODES = {
     "compensation": {"delay_compensation": 0.4},
     "two servers": {"servers": 2},
 }
-
-
-PLAIN, MOMENTUM = SGD(lr=0.1), MomentumSGD(lr=0.1)
-
-
-def learner_of(comm, ranks_per_worker, optimizer=PLAIN, dtype=np.float64, **options):
-    options = {"servers": 1, **options}
-    algorithm = asynchronous(ranks_per_worker=ranks_per_worker, **options)
-    return Learner(starting_point(dtype), optimizer, algorithm, comm)
-
-
-def same_within(learner):
-    """The ranks of a worker hold the same bits."""
-    within = learner.group.within
-    models = (
-        [learner.parameters.flat]
-        if within is None
-        else within.allgather_object(learner.parameters.flat.copy())
-    )
-    assert all(same_bits(models[0], model) for model in models)
-
-
-def train(learner, steps=8, *, told=True):
-    """Train on different data on every rank. Return the model after every step."""
-    models = []
-    for step in range(0 if learner.serves else steps):
-        samples = [few_samples_of(k, step) for k in range(learner.comm.size)]
-        own = samples[learner.comm.rank]
-        if told:
-            learner.announce(own, sum(samples))
-        put_gradient(learner, step, own)
-        learner.step(samples=own)
-        same_within(learner)
-        models.append(learner.parameters.flat.copy())
-    return models
 
 
 def one_worker_is_data_parallel(comm, optimizer=MOMENTUM, told=True):
@@ -353,115 +319,6 @@ def test_resuming(tmp_path, options):
     assert same_bits(whole[0], resumed[0])
 
 
-def raises(ranks, body, text):
-    def checked(comm):
-        with pytest.raises(UserError, match=re.escape(text)):
-            body(comm)
-
-    simulate(ranks, checked)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "options", "text"),
-    [
-        (RANKS, {"ranks_per_worker": 3}, "ranks_per_worker=3 must divide the number of ranks that"),
-        (4, {"ranks_per_worker": 2, "servers": 0}, "ranks_per_worker=2 needs servers on ranks of"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:servers=0")
-def test_what_is_refused(ranks, options, text):
-    options = {"servers": 1, **options}
-    raises(ranks, lambda comm: learner_of(comm, **options), text)
-
-
-def test_ranks_that_may_fail_are_refused():
-    def body(comm):
-        with pytest.raises(
-            UserError, match="ranks_per_worker=2 needs ranks that stay: run without"
-        ):
-            learner_of(comm, 2)
-        return True
-
-    assert simulate_recovery(3, body, timeout_s=10) == [True] * 3
-
-
-def test_tables_are_refused():
-    table = psgd.Embedding(name="ids", width=2)
-    with pytest.raises(UserError, match="ranks_per_worker=2 must be 1 with tables"):
-        DataParallelASGD(ranks_per_worker=2, tables=(table,))
-    with pytest.raises(
-        UserError, match="ranks_per_worker=0 must be a whole number, at least 1, or"
-    ):
-        DataParallelASGD(ranks_per_worker=0)
-    assert DataParallelASGD(ranks_per_worker="host").ranks_per_worker == "host"
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_a_problem_of_any_rank_ends_all(rank):
-    """A bad gradient, and a call of `fail`, on the first and on another rank of a worker."""
-
-    def trained(comm, learner, fails):
-        for step in range(0 if learner.serves else 4):
-            bad = step == 2 and comm.rank == rank
-            learner.announce(1, 4)
-            learner.gradient.flat[:] = np.nan if bad else 1.0
-            if fails and bad:
-                learner.fail("no such file")
-            learner.step(samples=1)
-        learner.finish()
-
-    def body(comm, fails):
-        learner = learner_of(comm, 2, mode="sync")
-        with pytest.raises(UserError, match="no such file" if fails else "not finite") as raised:
-            trained(comm, learner, fails)
-        assert re.findall(r"\(on (.*?)\)", str(raised.value)) == [f"rank {rank}"]
-
-    for fails in (True, False):
-        simulate(RANKS, partial(body, fails=fails))
-
-
-def test_every_rank_with_the_problem_is_named_once():
-    """Also if the skips in a row are too many. A model of all ranks names all of them."""
-
-    def trained(comm, learner, ranks):
-        for _ in range(0 if learner.serves else 12):
-            learner.announce(1, 4)
-            learner.gradient.flat[:] = np.inf if comm.rank in ranks else 1.0
-            learner.step(samples=1)
-        learner.finish()
-
-    def body(comm, not_finite, ranks, **options):
-        algorithm = asynchronous(ranks_per_worker=4, servers=1, **options)
-        learner = Learner(starting_point(), PLAIN, algorithm, comm, not_finite=not_finite)
-        with pytest.raises(UserError, match="not finite") as raised:
-            trained(comm, learner, ranks)
-        return re.findall(r"\(on (.*?)\)", str(raised.value))
-
-    for not_finite in ("stop", "skip"):
-        for ranks, named in (((2,), "rank 2"), ((1, 3), "ranks 1, 3")):
-            found = simulate(RANKS, partial(body, not_finite=not_finite, ranks=ranks))
-            assert found == [[named]] * RANKS
-        found = simulate(RANKS, partial(body, not_finite=not_finite, ranks=(2,), currency="deltas"))
-        assert found == [["ranks 0, 1, 2, 3"]] * RANKS
-
-
-def test_skipped_together():
-    """A gradient that is not finite on one rank: its worker skips the push."""
-
-    def body(comm):
-        algorithm = asynchronous(ranks_per_worker=2, servers=1, mode="sync")
-        learner = Learner(starting_point(), SGD(lr=0.1), algorithm, comm, not_finite="skip")
-        for step in range(0 if learner.serves else 5):
-            learner.announce(1, 4)
-            learner.gradient.flat[:] = np.inf if step == 2 and comm.rank == 1 else 1.0 + comm.rank
-            learner.step(samples=1)
-            same_within(learner)
-        finished(comm, learner)
-        return None if learner.serves else [w["pushes"] for w in learner.report()["workers"]]
-
-    assert simulate(RANKS, body)[:4] == [[4, 5]] * 4
-
-
 def test_the_ranks_of_hosts(monkeypatch):
     """Hosts may have different numbers of ranks."""
     hosts = ["b", "a", "b", "b", "a"]
@@ -479,23 +336,6 @@ def test_the_ranks_of_hosts(monkeypatch):
 
     models = simulate(RANKS, body)
     assert all(same_bits(models[0], model) for model in models)
-
-
-def test_different_calls_in_a_worker_are_named():
-    def body(comm):
-        learner = learner_of(comm, 2)
-        if learner.serves:
-            learner.finish()
-        learner.announce(1, 4)
-        learner.gradient.flat[:] = 1
-        if comm.rank == 1:
-            learner.meet()
-        else:
-            learner.step(samples=1)
-            learner.finish()
-
-    text = "request of the worker must be the same on all ranks, but differs: rank 0: push; "
-    raises(RANKS, body, f"{text}rank 1: meet")
 
 
 @pytest.mark.parametrize(
@@ -531,96 +371,6 @@ def test_waiting_for_slower_ranks_of_the_worker_is_no_computing(options, told):
     for worker in simulate(RANKS, body)[0]:
         seconds = worker["seconds"]
         assert seconds["wait"] > steps * slow_s / 2 > seconds["compute"]
-
-
-def test_a_long_wait_for_another_worker():
-    """Longer than `timeout_s`: a server's heartbeats reach all ranks of the worker that waits."""
-    times = patience()
-
-    def body(comm):
-        learner = learner_of(comm, 2)
-        steps = 0 if learner.serves else 1 + 8 * learner.group.worker
-        for _ in range(steps):
-            learner.gradient.flat[:] = 1 + comm.rank
-            learner.announce(1, 4)
-            time.sleep(0.4 * times)
-            learner.step(samples=1)
-        if not learner.serves:
-            began = time.monotonic()
-            learner.meet()
-            assert learner.group.worker or time.monotonic() - began > 2.5 * times
-        return finished(comm, learner)
-
-    simulate(RANKS, body, timeout_s=1.2 * times)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "ranks_per_worker", "text"),
-    [
-        (3, 2, "was saved by 4 ranks that train: with ranks_per_worker only as many ranks can"),
-        (RANKS, 4, "ranks_per_worker"),
-        (RANKS, 1, "ranks_per_worker"),
-    ],
-)
-def test_other_ranks_cannot_continue(tmp_path, ranks, ranks_per_worker, text):
-    def save(comm):
-        learner = learner_of(comm, 2)
-        train(learner, 3)
-        if not learner.serves:
-            psgd.Checkpoints(tmp_path).save(learner, background=False)
-        finished(comm, learner)
-
-    def load(comm):
-        learner = learner_of(comm, ranks_per_worker)
-        if not learner.serves:
-            with pytest.raises(UserError, match=text):
-                psgd.load_checkpoint(learner, tmp_path)
-        learner.finish()
-
-    simulate(RANKS, save)
-    simulate(ranks, load)
-
-
-def test_other_workers_cannot_continue(tmp_path, monkeypatch):
-    """The same numbers of ranks and of workers, but other ranks in them."""
-    hosts = []
-    monkeypatch.setattr(Communicator, "hosts", property(lambda self: hosts))
-
-    def save(comm):
-        learner = learner_of(comm, "host")
-        train(learner, 3)
-        if not learner.serves:
-            psgd.Checkpoints(tmp_path / hosts[0]).save(learner, background=False)
-        finished(comm, learner)
-
-    def load(comm, of, text):
-        learner = learner_of(comm, "host")
-        if not learner.serves:
-            if text:
-                with pytest.raises(UserError, match=re.escape(text)):
-                    psgd.load_checkpoint(learner, tmp_path / of)
-            else:
-                psgd.load_checkpoint(learner, tmp_path / of)
-        learner.finish()
-
-    hosts[:] = "cdefg"  # every worker is a single rank
-    simulate(RANKS, save)
-    hosts[:] = "babba"
-    simulate(RANKS, save)
-    simulate(RANKS, partial(load, of="b", text=None))
-    other = "with ranks_per_worker the same ranks must form a worker again (on "
-    simulate(RANKS, partial(load, of="c", text=f"{other}ranks 0, 1, 2, 3)"))
-    hosts[:] = "aaabb"
-    simulate(RANKS, partial(load, of="b", text=f"{other}ranks 1, 3)"))
-    hosts[:] = "cdefg"
-    simulate(RANKS, partial(load, of="b", text=f"{other}ranks 0, 1, 2, 3)"))
-    simulate(4, partial(load, of="b", text="was saved by 4 ranks that train"))
-
-
-def test_a_checkpoint_from_before_workers_had_several_ranks():
-    own = {"served": {}, "gathered_samples": 3}
-    state = converted({"state": {"algorithm": dict(own)}}, 4)["state"]["algorithm"]
-    assert state == own | {"worker": NO_NUMBER}
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
